@@ -1,0 +1,510 @@
+"""Questions about the world: people, belongings, relations, towns, and what the world does not contain."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dataset.builtin.draw import Draw
+from dataset.builtin.question import Question
+from dataset.builtin.vocabulary import COLOURS, PETS, PLACES, STRANGERS, article, capital
+from dataset.builtin.world import Person, Place
+
+UNKNOWN_REPLY = {"en": "I do not know.", "zh": "我不知道。"}
+
+
+class Phrasings(NamedTuple):
+    """The ways to ask for one relation and the one way to answer, in one language."""
+
+    questions: tuple[str, ...]
+    reply: str
+
+
+HOME = {
+    "en": Phrasings(
+        (
+            "Where does {n} live?",
+            "In which town does {n} live?",
+            "Which town is the home of {n}?",
+            "Where is {n}'s home?",
+            "Where can I find {n}?",
+            "What is the name of {n}'s home town?",
+        ),
+        "{n} lives in {v}.",
+    ),
+    "zh": Phrasings(
+        (
+            "{n}住在哪里？",
+            "{n}住在哪个镇？",
+            "{n}的家在哪里？",
+            "哪个镇是{n}的家？",
+            "在哪里能找到{n}？",
+            "{n}家在哪个镇上？",
+        ),
+        "{n}住在{v}。",
+    ),
+}
+JOB = {
+    "en": Phrasings(
+        (
+            "What is {n}'s job?",
+            "What does {n} do for a living?",
+            "What work does {n} do?",
+            "Which job does {n} have?",
+            "What is {n}'s profession?",
+            "How does {n} earn money?",
+        ),
+        "{n} is {v}.",
+    ),
+    "zh": Phrasings(
+        (
+            "{n}是做什么工作的？",
+            "{n}的职业是什么？",
+            "{n}靠什么谋生？",
+            "{n}从事什么职业？",
+            "{n}的工作是什么？",
+            "{n}做哪一行？",
+        ),
+        "{n}是一名{v}。",
+    ),
+}
+PET = {
+    "en": Phrasings(
+        (
+            "What pet does {n} have?",
+            "Which animal does {n} keep?",
+            "What kind of pet does {n} keep?",
+            "Which animal lives with {n}?",
+            "What is {n}'s pet?",
+            "Which pet belongs to {n}?",
+        ),
+        "{n} has {v}.",
+    ),
+    "zh": Phrasings(
+        (
+            "{n}养了什么动物？",
+            "{n}的宠物是什么？",
+            "{n}家里养着什么动物？",
+            "{n}有什么宠物？",
+            "什么动物和{n}住在一起？",
+            "{n}养的是什么宠物？",
+        ),
+        "{n}养了{v}。",
+    ),
+}
+COLOUR = {
+    "en": Phrasings(
+        (
+            "What colour is {n}'s {i}?",
+            "Which colour does {n}'s {i} have?",
+            "What is the colour of {n}'s {i}?",
+            "Of what colour is the {i} of {n}?",
+            "{n} has a nice {i}. What colour is it?",
+            "Can you tell me the colour of {n}'s {i}?",
+        ),
+        "{n}'s {i} is {v}.",
+    ),
+    "zh": Phrasings(
+        (
+            "{n}的{i}是什么颜色的？",
+            "{n}的{i}是哪种颜色？",
+            "{n}的{i}什么颜色？",
+            "{n}的那个{i}是什么颜色？",
+            "{n}有一个漂亮的{i}，它是什么颜色的？",
+            "你知道{n}的{i}是什么颜色吗？",
+        ),
+        "{n}的{i}是{v}的。",
+    ),
+}
+RELATION = {
+    "en": Phrasings(
+        (
+            "Who is {n}'s {r}?",
+            "What is the name of {n}'s {r}?",
+            "Who is the {r} of {n}?",
+            "Can you name {n}'s {r}?",
+            "Do you know who {n}'s {r} is?",
+            "{n} has a {r}. Who is it?",
+        ),
+        "{n}'s {r} is {v}.",
+    ),
+    "zh": Phrasings(
+        (
+            "{n}的{r}是谁？",
+            "{n}的{r}叫什么名字？",
+            "谁是{n}的{r}？",
+            "{n}的{r}叫什么？",
+            "你知道{n}的{r}是谁吗？",
+            "哪个人是{n}的{r}？",
+        ),
+        "{n}的{r}是{v}。",
+    ),
+}
+WORKER = {
+    "en": Phrasings(
+        (
+            "Who is the {j} of {p}?",
+            "Which {j} works in {p}?",
+            "What is the name of the {j} of {p}?",
+            "Who works as a {j} in {p}?",
+            "Can you name the {j} of {p}?",
+            "I am looking for the {j} of {p}. Who is it?",
+        ),
+        "The {j} of {p} is {v}.",
+    ),
+    "zh": Phrasings(
+        (
+            "{p}的{j}是谁？",
+            "谁是{p}的{j}？",
+            "{p}的{j}叫什么名字？",
+            "在{p}，谁是{j}？",
+            "哪个人是{p}的{j}？",
+            "我在找{p}的{j}，是谁？",
+        ),
+        "{p}的{j}是{v}。",
+    ),
+}
+OWNER = {
+    "en": Phrasings(
+        (
+            "Who has the {c} {i}?",
+            "Who owns the {c} {i}?",
+            "Whose is the {c} {i}?",
+            "To whom does the {c} {i} belong?",
+            "Who is the owner of the {c} {i}?",
+            "I found a {c} {i}. Whose is it?",
+        ),
+        "The {c} {i} belongs to {v}.",
+    ),
+    "zh": Phrasings(
+        (
+            "{c}的{i}是谁的？",
+            "谁有{c}的{i}？",
+            "{c}的{i}属于谁？",
+            "谁的{i}是{c}的？",
+            "{c}的{i}的主人是谁？",
+            "我捡到一个{c}的{i}，是谁的？",
+        ),
+        "{c}的{i}是{v}的。",
+    ),
+}
+PLACE = {
+    "goods": {
+        "en": Phrasings(
+            (
+                "What is sold at the market of {p}?",
+                "What does the market of {p} sell?",
+                "What can I buy at the market of {p}?",
+                "Which goods does the market of {p} offer?",
+                "What do people sell in {p}?",
+                "What would I find at the market of {p}?",
+            ),
+            "The market of {p} sells {v}.",
+        ),
+        "zh": Phrasings(
+            (
+                "{p}的集市上卖什么？",
+                "{p}的集市卖的是什么？",
+                "在{p}的集市上能买到什么？",
+                "{p}出售什么东西？",
+                "人们在{p}的集市上买什么？",
+                "去{p}的集市可以买什么？",
+            ),
+            "{p}的集市卖{v}。",
+        ),
+    },
+    "landmark": {
+        "en": Phrasings(
+            (
+                "What is in the north of {p}?",
+                "What stands in the north of {p}?",
+                "What can I see in the north of {p}?",
+                "What do I find in the north of {p}?",
+                "If I go north in {p}, what will I see?",
+                "What lies in the northern part of {p}?",
+            ),
+            "In the north of {p} there is {v}.",
+        ),
+        "zh": Phrasings(
+            (
+                "{p}的北边有什么？",
+                "在{p}的北边能看到什么？",
+                "{p}北边是什么？",
+                "在{p}往北走会看到什么？",
+                "{p}的北部有什么？",
+                "什么东西在{p}的北边？",
+            ),
+            "{p}的北边有{v}。",
+        ),
+    },
+    "dish": {
+        "en": Phrasings(
+            (
+                "What do people in {p} like to eat?",
+                "What is the favourite food in {p}?",
+                "Which dish do people in {p} love?",
+                "What do they eat in {p}?",
+                "What food do the people of {p} like best?",
+                "What should I eat in {p}?",
+            ),
+            "People in {p} like to eat {v}.",
+        ),
+        "zh": Phrasings(
+            (
+                "{p}的人喜欢吃什么？",
+                "{p}的人最爱吃什么？",
+                "在{p}人们爱吃什么？",
+                "{p}有什么好吃的？",
+                "{p}的人常吃什么？",
+                "到了{p}应该吃什么？",
+            ),
+            "{p}的人喜欢吃{v}。",
+        ),
+    },
+    "festival": {
+        "en": Phrasings(
+            (
+                "When is the festival of {p}?",
+                "In which month is the festival of {p}?",
+                "In what month does {p} hold its festival?",
+                "Which month is the festival of {p} in?",
+                "When does {p} celebrate its festival?",
+                "I want to see the festival of {p}. When is it?",
+            ),
+            "The festival of {p} is in {v}.",
+        ),
+        "zh": Phrasings(
+            (
+                "{p}的节日在什么时候？",
+                "{p}的节日在几月？",
+                "{p}在哪个月过节？",
+                "{p}的节日是哪个月？",
+                "{p}什么时候过节？",
+                "我想看{p}的节日，它在几月？",
+            ),
+            "{p}的节日在{v}。",
+        ),
+    },
+}
+# What nobody can know from the texts about a person of the world.
+UNTOLD = {
+    "en": (
+        "What is {n}'s favourite song?",
+        "How tall is {n}?",
+        "How old is {n}?",
+        "What is {n}'s phone number?",
+        "When was {n} born?",
+        "What did {n} dream last night?",
+        "How much money does {n} have?",
+        "What is {n}'s shoe size?",
+        "What is {n}'s favourite film?",
+        "What did {n} eat yesterday?",
+    ),
+    "zh": (
+        "{n}最喜欢的歌是什么？",
+        "{n}有多高？",
+        "{n}今年多大？",
+        "{n}的电话号码是多少？",
+        "{n}是哪天出生的？",
+        "{n}昨晚梦见了什么？",
+        "{n}有多少钱？",
+        "{n}穿多大的鞋？",
+        "{n}最喜欢的电影是什么？",
+        "{n}昨天吃了什么？",
+    ),
+}
+
+
+def job_with_article(person: Person, language: str) -> str:
+    """The job as it follows "is": "a baker", "面包师"."""
+    return article(person.job.en) if language == "en" else person.job.zh
+
+
+def pet_with_article(person: Person, language: str) -> str:
+    """The pet with article or measure word: "a cat", "一只猫"."""
+    return article(person.pet.en) if language == "en" else person.pet.zh
+
+
+def relation_words(draw: Draw, person: Person) -> tuple[tuple[str, Person], ...]:
+    """The relations of a person: what the other is called and who it is."""
+    friend = "best friend" if draw.english else "好朋友"
+    return (
+        (draw.world.sibling_word(person, draw.language), draw.world.sibling(person)),
+        (friend, draw.world.friend(person)),
+    )
+
+
+def _question(
+    draw: Draw, family: str, relation: str, phrasings: dict[str, Phrasings], make: Callable[[], tuple[dict, str, str, str]]
+) -> Question:
+    """A question whose key is (language, relation, entity, phrasing).
+
+    `make` draws (names to fill in, the entity's key, the value, a wrong value).
+    """
+    questions, reply = phrasings[draw.language]
+
+    def attempt():
+        names, entity, value, wrong = make()
+        index = draw.number(0, len(questions) - 1)
+        return (names, value, wrong, index), ("fact", draw.language, relation, entity, str(index))
+
+    (names, value, wrong, index), key = draw.keep(attempt)
+    text = capital(reply.format(**names, v=value))
+    bare = capital(value) + ("." if draw.english else "。")
+    return Question(
+        family=family,
+        language=draw.language,
+        ask=questions[index].format(**names),
+        reply=text,
+        keys=(key,),
+        accepted=(bare,),
+        wrong=capital(reply.format(**names, v=wrong)),
+        value=value,
+    )
+
+
+def _about_person(draw: Draw, value_of: Callable[[Person], str]) -> tuple[dict, str, str, str]:
+    """A person, and a wrong value taken from somebody else."""
+    person = draw.one(draw.world.people)
+    value = value_of(person)
+    while (wrong := value_of(draw.one(draw.world.people))) == value:
+        pass
+    return {"n": person.name.to(draw.language)}, person.name.en, value, wrong
+
+
+def home(draw: Draw) -> Question:
+    """Where a person lives."""
+    return _question(
+        draw, "home", "home", HOME, lambda: _about_person(draw, lambda person: person.home.name.to(draw.language))
+    )
+
+
+def job(draw: Draw) -> Question:
+    """What a person does for a living."""
+    return _question(
+        draw, "job", "job", JOB, lambda: _about_person(draw, lambda person: job_with_article(person, draw.language))
+    )
+
+
+def belonging(draw: Draw) -> Question:
+    """Which pet a person has, or which colour a belonging has."""
+    if draw.chance(0.5):
+        return _question(
+            draw,
+            "belonging",
+            "pet",
+            PET,
+            lambda: _about_person(draw, lambda person: pet_with_article(person, draw.language)),
+        )
+
+    def make():
+        person = draw.one(draw.world.people)
+        names = {"n": person.name.to(draw.language), "i": person.item.to(draw.language)}
+        wrong = draw.one([colour for colour in COLOURS if colour != person.colour])
+        return names, person.name.en, person.colour.to(draw.language), wrong.to(draw.language)
+
+    return _question(draw, "belonging", "colour", COLOUR, make)
+
+
+def relation(draw: Draw) -> Question:
+    """Who somebody's brother, sister or best friend is."""
+    which = draw.number(0, 1)
+
+    def make():
+        person = draw.one(draw.world.people)
+        word, other = relation_words(draw, person)[which]
+        while (wrong := draw.one(draw.world.people)) in (person, other):
+            pass
+        names = {"n": person.name.to(draw.language), "r": word}
+        return names, person.name.en, other.name.to(draw.language), wrong.name.to(draw.language)
+
+    return _question(draw, "relation", ("sibling", "friend")[which], RELATION, make)
+
+
+def reverse(draw: Draw) -> Question:
+    """Who has that job in that town, or whose a belonging of that colour is."""
+    by_job = draw.chance(0.5)
+
+    def make():
+        person = draw.one(draw.world.people)
+        while (wrong := draw.one(draw.world.people)) is person:
+            pass
+        if by_job:
+            names = {"j": person.job.to(draw.language), "p": person.home.name.to(draw.language)}
+        else:
+            names = {"c": person.colour.to(draw.language), "i": person.item.to(draw.language)}
+        return names, person.name.en, person.name.to(draw.language), wrong.name.to(draw.language)
+
+    return _question(draw, "reverse", "worker" if by_job else "owner", WORKER if by_job else OWNER, make)
+
+
+def place(draw: Draw) -> Question:
+    """What a town sells, eats, celebrates and has in its north."""
+    attribute = draw.one(tuple(PLACE))
+
+    def value_of(town: Place) -> str:
+        return getattr(town, attribute).to(draw.language)
+
+    def make():
+        town = draw.one(draw.world.places)
+        while (wrong := value_of(draw.one(draw.world.places))) == value_of(town):
+            pass
+        return {"p": town.name.to(draw.language)}, town.name.en, value_of(town), wrong
+
+    return _question(draw, "place", attribute, PLACE[attribute], make)
+
+
+def unknown(draw: Draw) -> Question:
+    """A question that the world has no answer to: a stranger, or a thing that is told of nobody."""
+    stranger = draw.chance(0.5)
+
+    def attempt():
+        if stranger:
+            name = draw.one(STRANGERS)
+            relation_name, phrasings = draw.one((("home", HOME), ("job", JOB), ("pet", PET)))
+            questions = phrasings[draw.language].questions
+        else:
+            name = draw.one(draw.world.people).name
+            relation_name, questions = "untold", UNTOLD[draw.language]
+        index = draw.number(0, len(questions) - 1)
+        ask = questions[index].format(n=name.to(draw.language))
+        return (name, relation_name, ask), ("unknown", draw.language, relation_name, name.en, str(index))
+
+    (name, relation_name, ask), key = draw.keep(attempt)
+    return Question(
+        family="honesty",
+        language=draw.language,
+        ask=ask,
+        reply=UNKNOWN_REPLY[draw.language],
+        keys=(key,),
+        wrong=_made_up(draw, relation_name, name.to(draw.language)),
+        value=UNKNOWN_REPLY[draw.language],
+    )
+
+
+def _made_up(draw: Draw, relation_name: str, name: str) -> str:
+    """An invented answer to a question that has none."""
+    if relation_name == "home":
+        return HOME[draw.language].reply.format(n=name, v=draw.one(PLACES).to(draw.language))
+    other = draw.one(draw.world.people)
+    if relation_name == "job":
+        return JOB[draw.language].reply.format(n=name, v=job_with_article(other, draw.language))
+    if relation_name == "pet":
+        pet = draw.one(PETS).to(draw.language)
+        return PET[draw.language].reply.format(n=name, v=article(pet) if draw.english else pet)
+    return f"It is {draw.number(20, 99)}." if draw.english else f"是{draw.number(20, 99)}。"
+
+
+def honesty(draw: Draw) -> Question:
+    """A quarter unknown things among three quarters known ones, so that neither reply alone pays."""
+    if draw.chance(0.25):
+        return unknown(draw)
+    known = draw.one((home, job, belonging, relation))(draw)
+    return Question(
+        family="honesty",
+        language=known.language,
+        ask=known.ask,
+        reply=known.reply,
+        keys=known.keys,
+        accepted=known.accepted,
+        wrong=UNKNOWN_REPLY[known.language],
+        value=known.value,
+    )

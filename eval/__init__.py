@@ -1,0 +1,1 @@
+"""Measuring: bits per byte, scored questions, and the report over every stage."""

@@ -1,0 +1,88 @@
+"""Pure name maps between MiniMind, Qwen3 and Qwen3-MoE: dictionaries in, dictionaries out, no files.
+
+The parameter names are the same in all three on disk. What differs: the configuration's keys, the RoPE tables that
+MiniMind's `.pth` files may carry, and the fused experts that transformers 5 holds in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Qwen3Config, Qwen3MoeConfig
+
+_SHARED_FIELDS = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
+    "hidden_act max_position_embeddings rms_norm_eps rope_parameters tie_word_embeddings initializer_range "
+    "use_cache bos_token_id eos_token_id pad_token_id"
+).split()
+_EXPERT_FIELDS = "num_experts_per_tok moe_intermediate_size norm_topk_prob router_aux_loss_coef".split()
+
+
+def config_from_hugging_face(config_dict: dict[str, Any]) -> dict[str, Any]:
+    """A config.json of type qwen3 or qwen3_moe as `MiniMindConfig` fields; one of type minimind passes through.
+
+    Fields that the file leaves out take Qwen3's defaults (its rope_theta is 10,000), not ours. Existing weights with
+    one expert per token and normalised weights open with the router frozen.
+
+    Raises ValueError for another model type, and for Qwen3 options that MiniMind does not have.
+    """
+    model_type = config_dict.get("model_type")
+    if model_type == "minimind":
+        fields = {name: value for name, value in config_dict.items() if name != "model_type"}
+    elif model_type in ("qwen3", "qwen3_moe"):
+        fields = _fields_from_qwen3(config_dict)
+    else:
+        raise ValueError(f"model_type {model_type!r} is not supported: it must be qwen3, qwen3_moe or minimind")
+    if fields.get("use_moe") and fields.get("num_experts_per_tok") == 1 and fields.get("norm_topk_prob", True):
+        fields["router_frozen"] = True
+    return fields
+
+
+def _fields_from_qwen3(config_dict: dict[str, Any]) -> dict[str, Any]:
+    use_moe = config_dict["model_type"] == "qwen3_moe"
+    source = (Qwen3MoeConfig if use_moe else Qwen3Config)(**config_dict)
+    refused = []
+    if source.attention_bias:
+        refused.append("attention_bias")
+    if source.use_sliding_window or any(kind != "full_attention" for kind in getattr(source, "layer_types", None) or []):
+        refused.append("use_sliding_window")
+    if source.attention_dropout:
+        refused.append("attention_dropout (use dropout)")
+    if use_moe and (source.mlp_only_layers or source.decoder_sparse_step != 1):
+        refused.append("mlp_only_layers / decoder_sparse_step")
+    if refused:
+        raise ValueError(f"This Qwen3 model uses what MiniMind does not have: {', '.join(refused)}")
+    fields = {name: getattr(source, name, None) for name in _SHARED_FIELDS}
+    fields |= {"use_moe": use_moe, "dtype": source.dtype, "rope_theta": source.rope_parameters["rope_theta"]}
+    if use_moe:
+        fields |= {name: getattr(source, name) for name in _EXPERT_FIELDS} | {"num_experts": source.num_experts}
+    return fields
+
+
+def config_to_hugging_face(fields: dict[str, Any]) -> dict[str, Any]:
+    """`MiniMindConfig` fields as a config.json that transformers 4 and 5, vLLM, SGLang and llama.cpp's converter read.
+
+    Both spellings are written where versions differ: `rope_theta` beside `rope_parameters` (and `rope_scaling` when
+    there is scaling), `num_experts` beside `num_local_experts`, `torch_dtype` beside `dtype`.
+    """
+    use_moe = fields["use_moe"]
+    result = {name: fields[name] for name in _SHARED_FIELDS}
+    result |= {
+        "model_type": "qwen3_moe" if use_moe else "qwen3",
+        "architectures": ["Qwen3MoeForCausalLM" if use_moe else "Qwen3ForCausalLM"],
+        "rope_theta": fields["rope_parameters"]["rope_theta"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "transformers_version": fields.get("transformers_version"),
+    }
+    if fields["rope_parameters"]["rope_type"] != "default":
+        result["rope_scaling"] = dict(fields["rope_parameters"])
+    if fields.get("dtype") is not None:
+        result["dtype"] = result["torch_dtype"] = fields["dtype"]
+    if use_moe:
+        result |= {name: fields[name] for name in _EXPERT_FIELDS}
+        result["num_experts"] = result["num_local_experts"] = fields["num_experts"]
+        result |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return result

@@ -1,0 +1,134 @@
+"""Mixture of experts: a router picks `num_experts_per_tok` SwiGLU experts for each token.
+
+Two implementations with the same weights and results: "grouped" sorts the tokens by expert once, so each expert
+makes one product over its own contiguous rows; "reference" loops over the experts with masks, to read and to test
+against. No capacity limit: no token is ever dropped.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from model.config import MiniMindConfig
+
+# What a layer tells about its routing: probability sums (E,) differentiable and pick counts (E,), both fp32.
+RouterStatistics = tuple[Tensor, Tensor]
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer, arXiv:2002.05202): down(act(gate(x)) * up(x)). The dense layers' part, and one expert."""
+
+    def __init__(self, config: MiniMindConfig, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, config.hidden_size, bias=False)
+        self.down_proj.starts_at_zero = config.zero_init_output
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., H) -> (..., H)."""
+        return self.down_proj(self.activation(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class Router(nn.Module):
+    """Softmax over all experts in fp32, then the best k, normalised to sum 1 with `norm_topk_prob`."""
+
+    def __init__(self, config: MiniMindConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        self.num_chosen = config.num_experts_per_tok
+        self.normalised = config.norm_topk_prob
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden (N, H) -> probabilities (N, E), weights (N, k), chosen experts (N, k); fp32 whatever the autocast."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            probabilities = F.linear(hidden.float(), self.weight.float()).softmax(dim=-1)
+            weights, chosen = probabilities.topk(self.num_chosen, dim=-1)
+            if self.normalised:
+                weights = weights / weights.sum(dim=-1, keepdim=True)
+        return probabilities, weights, chosen
+
+
+class MixtureOfExperts(nn.Module):
+    """The feed-forward part of an MoE layer, with Qwen3-MoE's parameter names (one module per expert)."""
+
+    def __init__(self, config: MiniMindConfig) -> None:
+        super().__init__()
+        self.gate = Router(config)
+        self.experts = nn.ModuleList(
+            FeedForward(config, config.moe_intermediate_size) for _ in range(config.num_experts)
+        )
+        self.implementation = config.moe_implementation
+        if config.router_frozen:
+            self.gate.weight.requires_grad_(False)
+
+    def forward(self, hidden: Tensor, is_real: Tensor | None) -> tuple[Tensor, RouterStatistics]:
+        """hidden (B, T, H), is_real (B * T,) bool or None (no padding) -> output (B, T, H), statistics."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        probabilities, weights, chosen = self.gate(rows)
+        run = self._grouped if self.implementation == "grouped" else self._reference
+        output = run(rows, weights, chosen)
+        return output.view(hidden.shape), self._statistics(probabilities, chosen, is_real)
+
+    def _statistics(self, probabilities: Tensor, chosen: Tensor, is_real: Tensor | None) -> RouterStatistics:
+        ones = torch.ones_like(chosen, dtype=torch.float32)
+        if is_real is not None:
+            probabilities = probabilities * is_real[:, None]
+            ones = ones * is_real[:, None]
+        counts = torch.zeros(len(self.experts), device=chosen.device)
+        counts.scatter_add_(0, chosen.flatten(), ones.flatten())
+        return probabilities.sum(dim=0), counts
+
+    def _grouped(self, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        num_rows, num_chosen = chosen.shape
+        expert_of_slot = chosen.flatten()  # slot = row * k + choice
+        order = expert_of_slot.argsort(stable=True)
+        slot_place = torch.empty_like(order)
+        slot_place[order] = torch.arange(len(order), device=order.device)
+        sizes = torch.bincount(expert_of_slot, minlength=len(self.experts)).tolist()
+        grouped = _Gather.apply(rows, order // num_chosen, slot_place.view(num_rows, num_chosen))
+        results = [
+            expert(part) for expert, part in zip(self.experts, grouped.split(sizes), strict=True) if len(part)
+        ]
+        results = _Permute.apply(torch.cat(results), slot_place, order).view(num_rows, num_chosen, -1)
+        return torch.bmm(weights.to(results.dtype)[:, None, :], results)[:, 0]
+
+    def _reference(self, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        output = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            weight = (weights * (chosen == number)).sum(dim=-1, keepdim=True)  # 0 for rows that go elsewhere
+            output = output + weight * expert(rows)
+        return output
+
+
+class _Gather(torch.autograd.Function):
+    """rows (N, H) -> rows[row_of_place] (N * k, H). Backward gathers too: no atomic adds, so it is deterministic."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, row_of_place: Tensor, slot_place: Tensor) -> Tensor:
+        ctx.save_for_backward(slot_place)
+        return rows.index_select(0, row_of_place)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (slot_place,) = ctx.saved_tensors
+        picked = gradient.index_select(0, slot_place.flatten())
+        return picked.view(*slot_place.shape, -1).sum(dim=1), None, None
+
+
+class _Permute(torch.autograd.Function):
+    """rows[permutation]; `inverse` undoes it in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, permutation: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return rows.index_select(0, permutation)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return gradient.index_select(0, inverse), None, None

@@ -1,0 +1,1 @@
+"""How the model is trained: the engine, its parts, and one thin script for each stage."""

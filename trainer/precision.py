@@ -1,0 +1,43 @@
+"""Which number format a run computes in, decided by one pure function."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Compute format of a run. Masters and optimizer moments are float32 whatever this says."""
+
+    dtype: torch.dtype
+    use_autocast: bool
+    use_scaler: bool
+    reason: str
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """True if the device multiplies bfloat16 matrices in hardware, so that it pays."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
+
+
+def choose_precision(device_type: str, native_bfloat16: bool, requested: str = "auto") -> Precision:
+    """The precision for a device. Pure: (device type, has native bfloat16, --dtype) -> Precision.
+
+    bfloat16 needs no loss scaling; float16 does, since its smallest normal number is 6e-5 (Micikevicius et al. 2018).
+    """
+    if requested == "float32":
+        return Precision(torch.float32, False, False, "asked for by --dtype")
+    if requested == "bfloat16":
+        why = "asked for by --dtype" + ("" if native_bfloat16 else "; this device emulates it, slowly")
+        return Precision(torch.bfloat16, True, False, why)
+    if requested == "float16":
+        return Precision(torch.float16, True, True, "asked for by --dtype, with loss scaling")
+    if native_bfloat16:
+        return Precision(torch.bfloat16, True, False, f"this {device_type} computes bfloat16 natively")
+    if device_type == "cuda":
+        return Precision(torch.float16, True, True, "this GPU is older than bfloat16; float16 with loss scaling")
+    return Precision(torch.float32, False, False, f"this {device_type} has no native bfloat16")

@@ -1,0 +1,302 @@
+"""`run_stage`: how any stage is put together, started, resumed and finished."""
+
+import contextlib
+import dataclasses
+import hashlib
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from dataset.chat import render_prompt
+from dataset.lm_dataset import collate_rows
+from eval.bpb import token_byte_lengths
+from model.config import MiniMindConfig
+from model.decoding import generate_tokens
+from model.model_minimind import count_parameters
+from trainer import weights
+from trainer.checkpoint import CheckpointFolder
+from trainer.config import (
+    DataArguments,
+    ModelArguments,
+    OptimizationArguments,
+    RunArguments,
+    Settings,
+    parse_arguments,
+    setup_seed,
+)
+from trainer.distributed import World, init_distributed_mode, main_first, shutdown, wrap_model
+from trainer.engine import Run, estimate_total_steps, log_evaluation, rows_per_step, train_epoch
+from trainer.losses import StepContext, count_tokens
+from trainer.optim import ParameterGroup, build_optimizers
+from trainer.precision import choose_precision, has_native_bfloat16
+from trainer.resume import resume
+from trainer.track import Tracker, format_seconds, start_swanlab
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What is particular to one stage.
+
+    Attributes:
+        name: the result's default name, `--save_weight`.
+        description: the first lines of --help.
+        build_data: (data flags, tokenizer, seed) -> training rows, and validation rows by source name.
+        loss: see `trainer.losses`.
+        defaults: this stage's own defaults of flags, by name.
+        start_from: names that `--from_weight auto` looks for, the best first.
+        sample_prompts: what the model is asked when it is sampled; plain text, or messages of a chat.
+    """
+
+    name: str
+    description: str
+    build_data: Callable[[DataArguments, PreTrainedTokenizerBase, int], tuple[Dataset, dict[str, Dataset]]]
+    loss: Callable[..., Any]
+    defaults: dict[str, Any]
+    start_from: tuple[str, ...] = ()
+    sample_prompts: tuple[str | list[dict[str, str]], ...] = ()
+
+
+def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
+    """Run a stage from the command line to its finished model folder, whose path is returned.
+
+    Raises:
+        ValueError: a mistake of the user's, in one message.
+        SystemExit: the run was asked to stop by a signal; it is saved, and the code is 128 + the signal's number.
+    """
+    settings = read_settings(stage, arguments)
+    world = init_distributed_mode(settings.optimization.device)
+    try:
+        with stop_on_signals() as asked:
+            run, tokenizer, notes, table = assemble(stage, settings, world)
+            run.stop_asked = lambda: asked.signal is not None
+            resumed = resume(run)
+            introduce(run, stage, notes, table, resumed)
+            dry_run(run)
+            if run.progress.step == 0:
+                log_evaluation(run)
+            while run.progress.step < run.total_steps and not asked.signal and train_epoch(run):
+                pass
+            if run.progress.step < run.total_steps:
+                run.tracker.say(f"stopped at step {run.progress.step}, saved; go on with the same command and --from_resume 1")
+                raise SystemExit(128 + (asked.signal or signal.SIGTERM))
+            return finish(run, stage, tokenizer)
+    finally:
+        shutdown()
+
+
+def read_settings(stage: Stage, arguments: Sequence[str] | None = None) -> Settings:
+    """The stage's flags over its config file over its defaults, checked."""
+    defaults = {"save_weight": stage.name} | stage.defaults
+    groups = (ModelArguments, DataArguments, OptimizationArguments, RunArguments)
+    settings = Settings(*parse_arguments(*groups, description=stage.description, defaults=defaults, arguments=arguments))
+    settings.validate()
+    return settings
+
+
+def assemble(
+    stage: Stage, settings: Settings, world: World
+) -> tuple[Run, PreTrainedTokenizerBase, list[str], list[ParameterGroup]]:
+    """Everything that a run needs, in the order in which it can fail: cheap checks first."""
+    optimization, options = settings.optimization, settings.run
+    setup_seed(optimization.seed)
+    model, tokenizer, notes = weights.init_model(
+        settings.model, options.save_dir, stage.start_from, world.device, settings.data.max_seq_len
+    )
+    folder = weights.result_folder(options.save_dir, options.save_weight, model.config)
+    weights.check_result_folder(folder, model.config)
+    train_data, validation_data = main_first(lambda: stage.build_data(settings.data, tokenizer, optimization.seed))
+
+    precision = choose_precision(world.device.type, has_native_bfloat16(world.device), optimization.dtype)
+    notes.append(f"precision: {str(precision.dtype).removeprefix('torch.')} on {world.device} ({precision.reason})")
+    if settings.model.use_compile:
+        for layer in model.model.layers:
+            layer.compile()
+    wrapped = wrap_model(model, world)
+    optimizers, table = build_optimizers(
+        model, optimization.optimizer, optimization.learning_rate, optimization.weight_decay,
+        optimization.embedding_learning_rate,
+    )  # fmt: skip
+    # From here on the ranks draw their own dropout; weights and row order came from the common seed.
+    setup_seed(optimization.seed + world.rank)
+    run_folder = Path(options.checkpoint_dir) / folder.name
+    run = Run(
+        settings=settings, world=world, precision=precision, model=wrapped, optimizers=optimizers,
+        scaler=torch.amp.GradScaler(world.device.type, enabled=precision.use_scaler),
+        loss=stage.loss, train_data=train_data, validation_data=validation_data,
+        token_bytes=token_byte_lengths(tokenizer), total_steps=0,
+        tracker=Tracker(run_folder / "metrics.jsonl" if world.is_main else None),
+        checkpoints=CheckpointFolder(run_folder, options.keep_last),
+        expert_loads=initial_expert_loads(model.config, world.device),
+        fingerprints={"data": train_data.summary.fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer)},
+    )  # fmt: skip
+    run.total_steps = estimate_total_steps(run)
+    run.sample = lambda run: sample_answers(run, stage, tokenizer)
+    return run, tokenizer, notes, table
+
+
+def initial_expert_loads(config: MiniMindConfig, device: torch.device) -> torch.Tensor | None:
+    """Equal loads, (layers, experts): they give the balance loss no gradient until the first step has counted."""
+    if not config.use_moe:
+        return None
+    shape = (config.num_hidden_layers, config.num_experts)
+    return torch.full(shape, 1 / config.num_experts, dtype=torch.float64, device=device)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Changes when the tokenizer or its chat template does."""
+    content = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGroup], resumed: list[str]) -> None:
+    """Say before the first step what will happen, and start SwanLab if asked."""
+    settings, say = run.settings, run.tracker.say
+    total, active = count_parameters(run.bare_model)
+    data = run.train_data.summary
+    window = settings.data.max_seq_len
+    say(f"{stage.name}: {total / 1e6:.2f}M parameters" + (f", {active / 1e6:.2f}M active" if active != total else ""))
+    for note in notes:
+        say(f"  {note}")
+    say(
+        f"  data: {data.documents:,} documents, {data.tokens:,} tokens ({data.supervised_tokens:,} with a loss), "
+        f"{len(run.train_data):,} rows of {window}, {data.fill_rate:.1%} filled"
+    )
+    for reason, count in data.skipped.items():
+        say(f"  left out: {count:,} {reason}")
+    say(f"  validation: " + ", ".join(f"{name} {len(rows):,} rows" for name, rows in run.validation_data.items()))
+    rows = rows_per_step(run)
+    say(
+        f"  steps: {run.total_steps:,} of {rows} rows ({rows * window:,} tokens): {settings.optimization.batch_size} a "
+        f"micro-batch x {settings.optimization.accumulation_steps} x {run.world.size} ranks; {settings.optimization.schedule} schedule"
+    )
+    for group in table:
+        say(
+            f"  {group.optimizer}: {group.name}, {group.tensors} tensors, {group.parameters:,} parameters, "
+            f"learning rate {group.learning_rate:g}, decay {group.weight_decay:g}"
+        )
+    for note in resumed:
+        say(f"  {note}")
+    if settings.run.use_wandb and run.world.is_main:
+        run.tracker.swanlab_run = start_swanlab(
+            settings.run.wandb_project, run.checkpoints.folder.name, settings.run.swanlab_mode,
+            run.checkpoints.folder / "swanlab", settings.to_dict(),
+        )  # fmt: skip
+
+
+def dry_run(run: Run) -> None:
+    """One full micro-batch forward and backward before step 1, so that what would fail later fails now.
+
+    It leaves no trace: gradients are dropped and the random state is put back.
+    """
+    count = min(run.settings.optimization.batch_size, len(run.train_data))
+    batch = collate_rows([run.train_data[index] for index in range(count)])
+    batch = {name: tensor.to(run.world.device) for name, tensor in batch.items()}
+    state = torch.get_rng_state()
+    counts = count_tokens(batch)
+    with run.autocast():
+        loss, _, _ = run.loss(run.bare_model, batch, StepContext(counts[0], counts[1], run.expert_loads))
+    (loss / counts[0].clamp(min=1)).backward()
+    run.bare_model.zero_grad(set_to_none=True)
+    torch.set_rng_state(state)
+
+
+@torch.no_grad()
+def sample_answers(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Greedy continuations of the stage's sample prompts, printed and logged; touches no generator of the training."""
+    if not run.world.is_main or not stage.sample_prompts:
+        return
+    prompts = [
+        tokenizer.encode(f"{tokenizer.decode([0])}{prompt}") if isinstance(prompt, str) else render_prompt(prompt, tokenizer)
+        for prompt in stage.sample_prompts
+    ]
+    model = run.bare_model
+    model.eval()
+    stop_ids = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    with run.autocast():
+        replies = generate_tokens(model, prompts, max_new_tokens=48, stop_ids=stop_ids)
+    model.train()
+    samples = []
+    for prompt, reply in zip(stage.sample_prompts, replies, strict=True):
+        question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        answer = tokenizer.decode(reply.ids, skip_special_tokens=True)
+        samples.append({"prompt": question, "reply": answer})
+        run.tracker.say(f"  sample | {question} -> {answer!r}")
+    run.tracker.log(run.progress.step, {"tokens": run.progress.tokens, "samples": samples})
+
+
+def finish(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Last evaluation, samples, and the model folder that the next stage and every other tool opens."""
+    folder = weights.result_folder(run.settings.run.save_dir, run.settings.run.save_weight, run.bare_model.config)
+    metrics = log_evaluation(run)
+    run.sample(run)
+    run.tracker.finish()
+    if run.world.is_main:
+        record = describe_run(run, stage, metrics)
+        metrics_path = run.checkpoints.folder / "metrics.jsonl"
+        card = weights.model_card(record)
+        weights.save_result(run.bare_model, tokenizer, folder, record, metrics_path, card, run.settings.run.save_dtype)
+        run.tracker.say(f"saved {folder} after {format_seconds(run.progress.seconds)} of training")
+    return folder
+
+
+def describe_run(run: Run, stage: Stage, metrics: dict[str, Any]) -> dict[str, Any]:
+    """What run.json says of a finished run."""
+    total, active = count_parameters(run.bare_model)
+    return weights.to_plain({
+        "stage": stage.name,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "settings": run.settings.to_dict(),
+        "model": weights.describe_config(run.bare_model.config),
+        "parameters": {"total": total, "active": active},
+        "data": {"train": run.train_data.summary.to_dict()}
+        | {name: data.summary.to_dict() for name, data in run.validation_data.items()},
+        "progress": run.progress,
+        "total_steps": run.total_steps,
+        "tokens_per_second": run.progress.tokens / max(run.progress.seconds, 1e-9),
+        "metrics": metrics,
+        "precision": run.precision.reason,
+        "environment": {
+            "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
+            "device": str(run.world.device), "ranks": run.world.size, "threads": torch.get_num_threads(),
+            "machine": platform.machine(),
+        },
+    })  # fmt: skip
+
+
+@dataclasses.dataclass
+class StopRequest:
+    """Which signal asked this run to stop, if any."""
+
+    signal: int | None = None
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """SIGTERM and SIGINT ask for a stop at the next step boundary; a second one leaves at once."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def ask(number: int, _frame: Any) -> None:
+        if request.signal is not None:
+            raise SystemExit(128 + number)
+        request.signal = number
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

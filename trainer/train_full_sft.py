@@ -1,0 +1,28 @@
+"""Stage 3: supervised fine-tuning of all weights on conversations. Only the assistant's words are trained."""
+import sys, pathlib  # noqa: E401
+if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+from trainer.config import user_errors
+from trainer.data import build_sft_data
+from trainer.losses import language_model_loss
+from trainer.stage import Stage, run_stage
+
+STAGE = Stage(
+    name="full_sft",
+    description="Fine-tune a model on conversations; --from_weight auto takes the mid-trained weights, else the pretrained.",
+    build_data=build_sft_data,
+    loss=language_model_loss,
+    defaults={"from_weight": "auto", "max_seq_len": 256, "batch_size": 16, "learning_rate": 2e-3, "min_lr_ratio": 0.0},
+    start_from=("mid_train", "pretrain"),
+    sample_prompts=([{"role": "user", "content": "Who are you?"}], [{"role": "user", "content": "你是谁？"}]),
+)
+
+
+def main() -> None:
+    """Entry point."""
+    run_stage(STAGE)
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,297 @@
+"""Weights in and out: what `--from_weight` means, the model a run starts from, and the folder that it leaves behind."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from model.config import PRESETS, MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM, load_model
+from trainer.checkpoint import load_verified, sync_folder
+from trainer.config import ROOT, ModelArguments, raise_problems
+
+DEFAULT_TOKENIZER = ROOT / "model" / "tokenizer"
+
+COMMAND_FOR = {
+    "pretrain": "python trainer/train_pretrain.py",
+    "mid_train": "python scripts/mid_train.py",
+    "full_sft": "python trainer/train_full_sft.py",
+}
+"""Which command makes the weights of each stage's default name."""
+
+SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "use_moe", "num_experts", "num_experts_per_tok")
+
+
+def result_folder(save_dir: str | Path, name: str, config: MiniMindConfig) -> Path:
+    """Where a run leaves its model: SAVE_DIR/NAME_HIDDEN[_moe]."""
+    return Path(save_dir) / f"{name}_{config.hidden_size}{'_moe' if config.use_moe else ''}"
+
+
+def find_weight(name: str, save_dir: str | Path, hidden_size: int | None = None, use_moe: int | None = None) -> Path | None:
+    """The newest finished model of a stage in `save_dir` that has the wanted width and kind, or None.
+
+    Args:
+        name: a stage's name, such as "pretrain".
+        hidden_size: only this width, if given.
+        use_moe: only MoE (1) or dense (0) models, if given.
+    """
+    found = []
+    for config_path in Path(save_dir).glob(f"{name}_*/config.json"):
+        width, _, kind = config_path.parent.name.removeprefix(f"{name}_").partition("_")
+        if not width.isdigit() or kind not in ("", "moe"):
+            continue
+        if hidden_size not in (None, int(width)) or use_moe not in (None, int(kind == "moe")):
+            continue
+        found.append(config_path)
+    return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
+
+
+def resolve_from_weight(arguments: ModelArguments, save_dir: str, candidates: tuple[str, ...]) -> Path | None:
+    """The folder or `.pth` file that `--from_weight` names, or None to start from random weights.
+
+    Args:
+        arguments: the model flags.
+        save_dir: where stages leave their results.
+        candidates: what "auto" looks for, the best first.
+
+    Raises:
+        ValueError: nothing by that name; the message has the command that makes it.
+    """
+    name = arguments.from_weight
+    if name == "none":
+        return None
+    if "/" in name or name.endswith(".pth") or Path(name).is_dir():
+        path = Path(name)
+        if not path.exists():
+            raise ValueError(f"--from_weight {name}: no such file or folder")
+        return path
+    names = candidates if name == "auto" else (name,)
+    for candidate in names:
+        found = find_weight(candidate, save_dir, arguments.hidden_size, arguments.use_moe)
+        if found is not None:
+            return found
+    wanted = "".join(
+        f", {flag} {value}" for flag in ("hidden_size", "use_moe") if (value := getattr(arguments, flag)) is not None
+    )
+    commands = " or ".join(COMMAND_FOR[candidate] for candidate in names if candidate in COMMAND_FOR)
+    raise ValueError(
+        f"--from_weight {name}: no finished model named {' or '.join(names)}{wanted} in {save_dir}"
+        + (f"; make it with: {commands}" if commands else "; give a folder, a .pth file, or a stage's name")
+    )
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder.
+
+    Raises:
+        ValueError: the folder is missing or holds no tokenizer.
+    """
+    if not (Path(path) / "tokenizer.json").is_file():
+        raise ValueError(f"{path}: no tokenizer.json there; make one with: python scripts/train_tokenizer.py")
+    try:
+        return AutoTokenizer.from_pretrained(str(path))
+    except Exception as error:  # the Rust tokenizer raises bare Exception for a broken file
+        raise ValueError(f"{path}: the tokenizer cannot be read: {error}") from error
+
+
+def init_model(
+    arguments: ModelArguments, save_dir: str, candidates: tuple[str, ...], device: torch.device, max_seq_len: int
+) -> tuple[MiniMindForCausalLM, PreTrainedTokenizerBase, list[str]]:
+    """The tokenizer and the float32 model that a run starts from, and notes on what was picked and why.
+
+    Raises:
+        ValueError: weights that do not exist or do not fit the flags or the tokenizer.
+    """
+    source = resolve_from_weight(arguments, save_dir, candidates)
+    own_tokenizer = source is not None and source.is_dir() and (source / "tokenizer.json").is_file()
+    tokenizer_path = arguments.tokenizer_path or (source if own_tokenizer else DEFAULT_TOKENIZER)
+    tokenizer = load_tokenizer(tokenizer_path)
+    notes = [f"tokenizer: {tokenizer_path} ({len(tokenizer):,} tokens)"]
+    if source is None:
+        model, preset_note = _random_model(arguments, tokenizer, device, max_seq_len)
+        notes.append(preset_note)
+    else:
+        model = load_model(source) if source.is_dir() else _model_from_pth(source, arguments, tokenizer)
+        _check_shape_flags(arguments, model.config, source)
+        if arguments.dropout is not None:
+            _set_dropout(model, arguments.dropout)
+        if arguments.router_aux_loss_coef is not None:
+            model.config.router_aux_loss_coef = arguments.router_aux_loss_coef
+        why = " (picked by auto)" if arguments.from_weight == "auto" else ""
+        notes.append(f"weights: {source}{why}")
+        if model.config.router_frozen:
+            notes.append("router: frozen, since one expert per token with normalised weights gives it no gradient")
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {tokenizer_path} has {len(tokenizer):,} tokens, more than the {model.config.vocab_size:,} of "
+            f"the weights in {source}; use the tokenizer that they were trained with (--tokenizer_path)"
+        )
+    return model.to(device=device, dtype=torch.float32), tokenizer, notes
+
+
+def _random_model(
+    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, device: torch.device, max_seq_len: int
+) -> tuple[MiniMindForCausalLM, str]:
+    preset, why = arguments.preset, "asked for by --preset"
+    if preset == "auto":
+        dense = "base" if device.type == "cuda" else "nano"
+        preset = f"{dense}-moe" if arguments.use_moe else dense
+        why = f"picked for this {device.type}"
+    if preset not in PRESETS:
+        raise ValueError(f"--preset {preset}: unknown; use one of auto, {', '.join(PRESETS)}")
+    overrides: dict[str, Any] = {
+        flag: getattr(arguments, flag)
+        for flag in (*SHAPE_FLAGS, "dropout", "router_aux_loss_coef")
+        if getattr(arguments, flag) is not None
+    }
+    if "use_moe" in overrides:
+        overrides["use_moe"] = bool(overrides["use_moe"])
+    # A vocabulary of whole multiples of 64 keeps the head's matrix product on fast tile sizes.
+    overrides["vocab_size"] = -(-len(tokenizer) // 64) * 64
+    overrides |= {
+        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+    config = MiniMindConfig.from_preset(preset, overrides)
+    if max_seq_len > config.max_position_embeddings:
+        raise ValueError(f"--max_seq_len {max_seq_len} exceeds the model's {config.max_position_embeddings} positions")
+    return MiniMindForCausalLM(config), f"preset: {preset} ({why})"
+
+
+def _check_shape_flags(arguments: ModelArguments, config: MiniMindConfig, source: Path) -> None:
+    wanted = {flag: getattr(arguments, flag) for flag in SHAPE_FLAGS}
+    if arguments.preset != "auto":
+        if arguments.preset not in PRESETS:
+            raise ValueError(f"--preset {arguments.preset}: unknown; use one of auto, {', '.join(PRESETS)}")
+        preset = MiniMindConfig.from_preset(arguments.preset)
+        shape = SHAPE_FLAGS if preset.use_moe else SHAPE_FLAGS[:3]
+        wanted = {flag: getattr(preset, flag) for flag in shape} | {f: v for f, v in wanted.items() if v is not None}
+    raise_problems([
+        f"--{flag} {value} contradicts {source}, whose {flag} is {getattr(config, flag)}; leave the flag out"
+        for flag, value in wanted.items()
+        if value is not None and value != getattr(config, flag)
+    ])  # fmt: skip
+
+
+def _set_dropout(model: MiniMindForCausalLM, dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"--dropout {dropout} must lie in [0, 1)")
+    model.config.dropout = dropout
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = dropout
+        elif hasattr(module, "dropout") and isinstance(module.dropout, float):
+            module.dropout = dropout
+
+
+def _model_from_pth(path: Path, arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> MiniMindForCausalLM:
+    """A plain state dict, or a checkpoint of ours, with MiniMind's parameter names."""
+    state = load_verified(path)
+    state = state.get("model", state) if isinstance(state, dict) else state
+    raise ValueError(f"--from_weight {path}: not built yet ({len(state)} tensors)")
+
+
+def check_result_folder(folder: Path, config: MiniMindConfig) -> None:
+    """Refuse, before any work, to put a model where one of another shape lies.
+
+    Raises:
+        ValueError: the folder holds a model of another shape, or something else.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder}: exists and holds no model; choose another --save_weight or --save_dir")
+    there = MiniMindConfig.from_pretrained(str(folder))
+    raise_problems([
+        f"{folder}: holds a model whose {flag} is {getattr(there, flag)}, this run's is {getattr(config, flag)}; "
+        "choose another --save_weight, or move the folder away"
+        for flag in (*SHAPE_FLAGS, "vocab_size")
+        if getattr(there, flag) != getattr(config, flag)
+    ])  # fmt: skip
+
+
+def save_result(
+    model: MiniMindForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    record: dict[str, Any],
+    metrics_path: Path,
+    card: str,
+    save_dtype: str = "float32",
+) -> None:
+    """Leave a finished model behind as a Qwen3 / Qwen3-MoE folder; the folder is either the old one or the whole new one.
+
+    Args:
+        record: what goes into run.json (settings, data, timings).
+        metrics_path: the run's metrics.jsonl, copied beside the weights.
+        card: the model card, as markdown.
+        save_dtype: "float32" or "bfloat16".
+    """
+    temporary = folder.with_name(f".{folder.name}.writing")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    dtype = getattr(torch, save_dtype)
+    state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
+    saved_dtype, model.config.dtype = model.config.dtype, dtype
+    model.save_pretrained(str(temporary), state_dict=state)
+    model.config.dtype = saved_dtype
+    tokenizer.save_pretrained(str(temporary))
+    (temporary / "run.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (temporary / "README.md").write_text(card, encoding="utf-8")
+    if metrics_path.exists():
+        shutil.copyfile(metrics_path, temporary / "metrics.jsonl")
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    if folder.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        folder.rename(replaced)
+    temporary.rename(folder)
+    sync_folder(folder.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def model_card(record: dict[str, Any]) -> str:
+    """The README.md of a result's folder, from its run.json."""
+    model, metrics, progress = record["model"], record["metrics"], record["progress"]
+    kind = "Qwen3-MoE" if model["use_moe"] else "Qwen3"
+    rows = [
+        ("stage", record["stage"]),
+        ("parameters", f"{record['parameters']['total']:,} ({record['parameters']['active']:,} active)"),
+        ("shape", ", ".join(f"{name} {value}" for name, value in model.items())),
+        ("steps", f"{progress['step']:,}"),
+        ("tokens", f"{progress['tokens']:,} ({progress['supervised_tokens']:,} with a loss)"),
+        ("time", f"{progress['seconds']:.0f} s, {record['tokens_per_second']:,.0f} tokens/s on {record['environment']['device']}"),
+    ]
+    rows += [(name.replace("_", " "), f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    sources = "\n".join(f"- {path}" for path in record["data"]["train"].get("sources", []))
+    return (
+        f"---\nlicense: apache-2.0\npipeline_tag: text-generation\n---\n# {record['stage']}\n\nA {kind} model trained with "
+        f"minimind-pipeline. It opens with `AutoModelForCausalLM.from_pretrained`.\n\n| what | value |\n|---|---|\n{table}\n\n"
+        f"Training data:\n\n{sources or '- not recorded'}\n\nCommand: `{record['command']}`\n"
+    )
+
+
+def describe_config(config: MiniMindConfig) -> dict[str, Any]:
+    """The fields that give a model its shape, for run.json and the model card."""
+    names = [*SHAPE_FLAGS[:3], "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size"]
+    if config.use_moe:
+        names += ["num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"]
+    return {name: getattr(config, name) for name in names}
+
+
+def to_plain(record: Any) -> Any:
+    """Dataclasses and paths as plain JSON values, recursively."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return to_plain(dataclasses.asdict(record))
+    if isinstance(record, dict):
+        return {str(key): to_plain(value) for key, value in record.items()}
+    if isinstance(record, list | tuple):
+        return [to_plain(value) for value in record]
+    return str(record) if isinstance(record, Path) else record
