@@ -75,7 +75,9 @@ def calculate(expression: str) -> str:
     if not expression.strip():
         raise ValueError("expression is empty")
     if len(expression) > MAX_EXPRESSION_CHARACTERS:
-        raise ValueError(f"expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARACTERS} are allowed")
+        raise ValueError(
+            f"expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARACTERS} are allowed"
+        )
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):

@@ -296,8 +296,7 @@ def estimate_loss(run: Run) -> dict[str, LossSums]:
         steps = min(len(sampler), math.ceil(run.settings.run.eval_iters / world.size))
         with run.autocast():
             sums = evaluate_bpb(run.bare_model, loader, steps, run.token_bytes.to(world.device))
-        totals = all_reduce_sum(torch.tensor(sums.to_list(), dtype=torch.float64, device=world.device))
-        results[name] = LossSums.from_list(totals.tolist())
+        results[name] = LossSums.from_tensor(all_reduce_sum(sums.to_tensor(world.device)))
     return results
 
 

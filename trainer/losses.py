@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from model.config import MiniMindConfig
+
 IGNORE_INDEX = -100
 
 Batch = dict[str, torch.Tensor]
@@ -75,3 +77,11 @@ def balance_loss_sum(probability_sums: torch.Tensor, expert_loads: torch.Tensor)
     """
     layers, experts = probability_sums.shape
     return experts * (probability_sums.double() * expert_loads).sum() / layers
+
+
+def equal_expert_loads(config: MiniMindConfig, device: torch.device) -> torch.Tensor | None:
+    """(layers, experts) loads of a run's first step: equal, so that the balance loss has no gradient yet; None for dense."""
+    if not config.use_moe:
+        return None
+    shape = (config.num_hidden_layers, config.num_experts)
+    return torch.full(shape, 1 / config.num_experts, dtype=torch.float64, device=device)

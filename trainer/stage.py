@@ -20,7 +20,6 @@ from transformers import PreTrainedTokenizerBase
 from dataset.chat import render_prompt
 from dataset.lm_dataset import collate_rows
 from eval.bpb import token_byte_lengths
-from model.config import MiniMindConfig
 from model.decoding import generate_tokens
 from model.model_minimind import count_parameters
 from trainer import weights
@@ -36,7 +35,7 @@ from trainer.config import (
 )
 from trainer.distributed import World, init_distributed_mode, main_first, shutdown, wrap_model
 from trainer.engine import Run, estimate_total_steps, log_evaluation, rows_per_step, train_epoch
-from trainer.losses import StepContext, count_tokens
+from trainer.losses import StepContext, count_tokens, equal_expert_loads
 from trainer.optim import ParameterGroup, build_optimizers
 from trainer.precision import choose_precision, has_native_bfloat16
 from trainer.resume import resume
@@ -136,20 +135,12 @@ def assemble(
         token_bytes=token_byte_lengths(tokenizer), total_steps=0,
         tracker=Tracker(run_folder / "metrics.jsonl" if world.is_main else None),
         checkpoints=CheckpointFolder(run_folder, options.keep_last),
-        expert_loads=initial_expert_loads(model.config, world.device),
+        expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": train_data.summary.fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer)},
     )  # fmt: skip
     run.total_steps = estimate_total_steps(run)
     run.sample = lambda run: sample_answers(run, stage, tokenizer)
     return run, tokenizer, notes, table
-
-
-def initial_expert_loads(config: MiniMindConfig, device: torch.device) -> torch.Tensor | None:
-    """Equal loads, (layers, experts): they give the balance loss no gradient until the first step has counted."""
-    if not config.use_moe:
-        return None
-    shape = (config.num_hidden_layers, config.num_experts)
-    return torch.full(shape, 1 / config.num_experts, dtype=torch.float64, device=device)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -10,10 +10,17 @@ Message = dict[str, str]
 
 QUESTION_FRAMES = {
     "en": (
-        "{}", "{}", "{}", "Hello! {}", "Please tell me: {}", "I have a question. {}", "Quick question: {}", "{} Thank you!",
+        "{}",
+        "{}",
+        "{}",
+        "Hello! {}",
+        "Please tell me: {}",
+        "I have a question. {}",
+        "Quick question: {}",
+        "{} Thank you!",
     ),
     "zh": ("{}", "{}", "{}", "你好！{}", "请告诉我：{}", "我有一个问题：{}", "请问，{}", "{}谢谢！"),
-}  # fmt: skip
+}
 TASK_FRAMES = {
     "en": ("{}", "{}", "{}", "Hello! {}", "I have a task for you. {}", "Here is a small task: {}", "{} Thank you!"),
     "zh": ("{}", "{}", "{}", "你好！{}", "我有一个任务：{}", "帮我一个忙：{}", "{}谢谢！"),

@@ -95,7 +95,7 @@ def build_world() -> World:
     """The world, always the same one.
 
     By construction each (job, town) and each (colour, belonging) names one person, siblings and friends are
-    mutual and never the same person, and siblings differ in age.
+    mutual, never the same person and never of one's own town, and siblings differ in age.
     """
     rng = random.Random(f"world {WORLD_SEED}")
     columns = [rng.sample(column, len(PLACES)) for column in (GOODS, LANDMARKS, DISHES, MONTHS)]
@@ -124,8 +124,8 @@ def build_world() -> World:
         )
         for index, (name, female) in enumerate(names)
     )
-    sibling_of = _pairing(rng, count, forbidden=())
-    friend_of = _pairing(rng, count, forbidden=sibling_of)
+    sibling_of = _pairing(rng, count)
+    friend_of = _pairing(rng, count, sibling_of)
     return World(people, places, sibling_of, friend_of)
 
 
@@ -144,12 +144,12 @@ def _town_jobs(rng: random.Random, count: int) -> list[Pair]:
             return jobs
 
 
-def _pairing(rng: random.Random, count: int, forbidden: tuple[int, ...]) -> tuple[int, ...]:
-    """A random perfect matching of `count` people without the pairs of `forbidden`."""
+def _pairing(rng: random.Random, count: int, others: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """A random perfect matching of people of different towns, without the pairs of the matching `others`."""
     while True:
         order = rng.sample(range(count), count)
-        partner = [0] * count
-        for left, right in zip(order[::2], order[1::2], strict=True):
-            partner[left], partner[right] = right, left
-        if not forbidden or all(partner[index] != forbidden[index] for index in range(count)):
-            return tuple(partner)
+        couples = list(zip(order[::2], order[1::2], strict=True))
+        if any((left - right) % len(PLACES) == 0 or (others and others[left] == right) for left, right in couples):
+            continue
+        partner = dict(couples) | {right: left for left, right in couples}
+        return tuple(partner[index] for index in range(count))

@@ -107,8 +107,8 @@ COLOUR = {
             "{n}的{i}是什么颜色的？",
             "{n}的{i}是哪种颜色？",
             "{n}的{i}什么颜色？",
-            "{n}的那个{i}是什么颜色？",
-            "{n}有一个漂亮的{i}，它是什么颜色的？",
+            "{n}用的{i}是什么颜色的？",
+            "{n}的{i}很漂亮，它是什么颜色的？",
             "你知道{n}的{i}是什么颜色吗？",
         ),
         "{n}的{i}是{v}的。",
@@ -181,7 +181,7 @@ OWNER = {
             "{c}的{i}属于谁？",
             "谁的{i}是{c}的？",
             "{c}的{i}的主人是谁？",
-            "我捡到一个{c}的{i}，是谁的？",
+            "我捡到了{c}的{i}，是谁的？",
         ),
         "{c}的{i}是{v}的。",
     ),
@@ -284,31 +284,31 @@ PLACE = {
         ),
     },
 }
-# What nobody can know from the texts about a person of the world.
+# What nobody can know from the texts about a person of the world, with a made-up answer to each.
 UNTOLD = {
     "en": (
-        "What is {n}'s favourite song?",
-        "How tall is {n}?",
-        "How old is {n}?",
-        "What is {n}'s phone number?",
-        "When was {n} born?",
-        "What did {n} dream last night?",
-        "How much money does {n} have?",
-        "What is {n}'s shoe size?",
-        "What is {n}'s favourite film?",
-        "What did {n} eat yesterday?",
+        ("What is {n}'s favourite song?", "{n}'s favourite song is Yesterday."),
+        ("How tall is {n}?", "{n} is very tall."),
+        ("How old is {n}?", "{n} is 30 years old."),
+        ("What is {n}'s phone number?", "{n}'s phone number is 1234."),
+        ("When was {n} born?", "{n} was born in May."),
+        ("What did {n} dream last night?", "{n} dreamed of the sea."),
+        ("How much money does {n} have?", "{n} has 100 coins."),
+        ("What is {n}'s shoe size?", "{n}'s shoe size is 40."),
+        ("What is {n}'s favourite film?", "{n}'s favourite film is Bambi."),
+        ("What did {n} eat yesterday?", "{n} ate soup."),
     ),
     "zh": (
-        "{n}最喜欢的歌是什么？",
-        "{n}有多高？",
-        "{n}今年多大？",
-        "{n}的电话号码是多少？",
-        "{n}是哪天出生的？",
-        "{n}昨晚梦见了什么？",
-        "{n}有多少钱？",
-        "{n}穿多大的鞋？",
-        "{n}最喜欢的电影是什么？",
-        "{n}昨天吃了什么？",
+        ("{n}最喜欢的歌是什么？", "{n}最喜欢的歌是《月亮》。"),
+        ("{n}有多高？", "{n}很高。"),
+        ("{n}今年多大？", "{n}今年30岁。"),
+        ("{n}的电话号码是多少？", "{n}的电话号码是1234。"),
+        ("{n}是哪天出生的？", "{n}是五月出生的。"),
+        ("{n}昨晚梦见了什么？", "{n}梦见了大海。"),
+        ("{n}有多少钱？", "{n}有100元。"),
+        ("{n}穿多大的鞋？", "{n}穿40码的鞋。"),
+        ("{n}最喜欢的电影是什么？", "{n}最喜欢的电影是《小鹿》。"),
+        ("{n}昨天吃了什么？", "{n}昨天喝了汤。"),
     ),
 }
 
@@ -333,7 +333,11 @@ def relation_words(draw: Draw, person: Person) -> tuple[tuple[str, Person], ...]
 
 
 def _question(
-    draw: Draw, family: str, relation: str, phrasings: dict[str, Phrasings], make: Callable[[], tuple[dict, str, str, str]]
+    draw: Draw,
+    family: str,
+    relation: str,
+    phrasings: dict[str, Phrasings],
+    make: Callable[[], tuple[dict, str, str, str]],
 ) -> Question:
     """A question whose key is (language, relation, entity, phrasing).
 
@@ -411,8 +415,8 @@ def relation(draw: Draw) -> Question:
     def make():
         person = draw.one(draw.world.people)
         word, other = relation_words(draw, person)[which]
-        while (wrong := draw.one(draw.world.people)) in (person, other):
-            pass
+        alike = [one for one in draw.world.people if one.female == other.female and one not in (person, other)]
+        wrong = draw.one(alike)
         names = {"n": person.name.to(draw.language), "r": word}
         return names, person.name.en, other.name.to(draw.language), wrong.name.to(draw.language)
 
@@ -463,24 +467,24 @@ def unknown(draw: Draw) -> Question:
             questions = phrasings[draw.language].questions
         else:
             name = draw.one(draw.world.people).name
-            relation_name, questions = "untold", UNTOLD[draw.language]
+            relation_name, questions = "untold", [question for question, _ in UNTOLD[draw.language]]
         index = draw.number(0, len(questions) - 1)
         ask = questions[index].format(n=name.to(draw.language))
-        return (name, relation_name, ask), ("unknown", draw.language, relation_name, name.en, str(index))
+        return (name, relation_name, ask, index), ("unknown", draw.language, relation_name, name.en, str(index))
 
-    (name, relation_name, ask), key = draw.keep(attempt)
+    (name, relation_name, ask, index), key = draw.keep(attempt)
     return Question(
         family="honesty",
         language=draw.language,
         ask=ask,
         reply=UNKNOWN_REPLY[draw.language],
         keys=(key,),
-        wrong=_made_up(draw, relation_name, name.to(draw.language)),
+        wrong=_made_up(draw, relation_name, name.to(draw.language), index),
         value=UNKNOWN_REPLY[draw.language],
     )
 
 
-def _made_up(draw: Draw, relation_name: str, name: str) -> str:
+def _made_up(draw: Draw, relation_name: str, name: str, index: int) -> str:
     """An invented answer to a question that has none."""
     if relation_name == "home":
         return HOME[draw.language].reply.format(n=name, v=draw.one(PLACES).to(draw.language))
@@ -490,7 +494,7 @@ def _made_up(draw: Draw, relation_name: str, name: str) -> str:
     if relation_name == "pet":
         pet = draw.one(PETS).to(draw.language)
         return PET[draw.language].reply.format(n=name, v=article(pet) if draw.english else pet)
-    return f"It is {draw.number(20, 99)}." if draw.english else f"是{draw.number(20, 99)}。"
+    return UNTOLD[draw.language][index][1].format(n=name)
 
 
 def honesty(draw: Draw) -> Question:

@@ -1,0 +1,161 @@
+"""Which tokens share a row: pure plans over lengths, no tokens touched.
+
+A row holds pieces. A piece is a stretch of one document or a whole conversation; attention and positions do not cross
+its edges, and its first token is never a target, for nothing precedes it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass
+class PackingPlan:
+    """Rows as lists of pieces of one flat token array.
+
+    Attributes:
+        piece_starts: (P,) int64, index of each piece's first token in the flat array.
+        piece_lengths: (P,) int64, at least 2.
+        row_pieces: (R + 1,) int64; row r holds pieces row_pieces[r] to row_pieces[r + 1] - 1.
+        max_length: slots in a row.
+    """
+
+    piece_starts: np.ndarray
+    piece_lengths: np.ndarray
+    row_pieces: np.ndarray
+    max_length: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows R."""
+        return len(self.row_pieces) - 1
+
+    @property
+    def fill_rate(self) -> float:
+        """Share of the slots of all rows that hold a token."""
+        return float(self.piece_lengths.sum() / (self.num_rows * self.max_length)) if self.num_rows else 0.0
+
+
+def _starts_of(lengths: np.ndarray) -> np.ndarray:
+    """Start of each unit when units of these lengths lie one behind the other."""
+    return np.cumsum(lengths) - lengths
+
+
+def _check(lengths: Sequence[int] | np.ndarray, max_length: int) -> np.ndarray:
+    lengths = np.asarray(lengths, dtype=np.int64)
+    if max_length < 2:
+        raise ValueError(f"max_length {max_length} leaves nothing to predict; use at least 2")
+    assert not len(lengths) or lengths.min() >= 2, "a unit of one token has no target"
+    return lengths
+
+
+def pack_documents(
+    lengths: Sequence[int] | np.ndarray, max_length: int, starts: np.ndarray | None = None
+) -> PackingPlan:
+    """Fill rows with documents in the given order, cut wherever a row ends: every row is full but the last.
+
+    A document that is cut goes on in the next row with the last token again, as context: every token but a document's
+    first is a target exactly once. A piece of one token would have no target, so where a document would leave a
+    single free slot, its last token is split off as a piece of two. (Only where a document of two tokens meets three
+    free slots, or rows have fewer than four, one slot stays empty.)
+
+    Args:
+        lengths: tokens of each document, at least 2.
+        max_length: slots in a row, at least 2.
+        starts: where each document starts in the flat array; by default they lie one behind the other.
+    """
+    lengths = _check(lengths, max_length)
+    starts = _starts_of(lengths) if starts is None else starts
+    piece_starts: list[int] = []
+    piece_lengths: list[int] = []
+    row_pieces = [0]
+    free = max_length
+    for start, rest in zip(starts.tolist(), lengths.tolist(), strict=True):
+        while rest > 1:
+            take = min(rest, free)
+            if free - take == 1 and take > 2:
+                take -= 1
+            piece_starts.append(start)
+            piece_lengths.append(take)
+            free -= take
+            start += take - 1
+            rest -= take - 1
+            if free < 2:
+                row_pieces.append(len(piece_starts))
+                free = max_length
+    if free < max_length:
+        row_pieces.append(len(piece_starts))
+    return _plan(piece_starts, piece_lengths, row_pieces, max_length)
+
+
+def cut_documents(
+    lengths: Sequence[int] | np.ndarray, max_length: int, starts: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut documents longer than `max_length` into pieces that overlap by one token.
+
+    Returns:
+        Starts and lengths of the pieces, in order; the last piece of a document has at least two tokens.
+    """
+    lengths = _check(lengths, max_length)
+    starts = _starts_of(lengths) if starts is None else starts
+    # A document of n tokens has n - 1 targets and each piece holds up to max_length - 1 of them.
+    targets = max_length - 1
+    counts = -(-(lengths - 1) // targets)
+    number_in_document = np.arange(counts.sum()) - np.repeat(_starts_of(counts), counts)
+    offsets = number_in_document * targets
+    piece_starts = np.repeat(starts, counts) + offsets
+    piece_lengths = np.minimum(np.repeat(lengths, counts) - offsets, max_length)
+    return piece_starts.astype(np.int64), piece_lengths.astype(np.int64)
+
+
+def pack_conversations(
+    lengths: Sequence[int] | np.ndarray, max_length: int, starts: np.ndarray | None = None
+) -> PackingPlan:
+    """Put whole conversations into rows, best fit: longest first, each into the fullest row that still takes it.
+
+    No input can stall it: what fits no open row opens a new one. The result does not depend on anything but the
+    lengths and their order.
+
+    Args:
+        lengths: tokens of each conversation, from 2 to `max_length`.
+        max_length: slots in a row.
+        starts: where each one starts in the flat array; by default they lie one behind the other.
+    """
+    lengths = _check(lengths, max_length)
+    assert not len(lengths) or lengths.max() <= max_length, "a conversation longer than the row"
+    starts = _starts_of(lengths) if starts is None else starts
+    order = np.argsort(-lengths, kind="stable")
+    rows_by_free: list[list[int]] = [[] for _ in range(max_length + 1)]
+    open_slots = 0  # bit f is set where some row has f free slots: finding the best row is one shift
+    row_of_piece = np.empty(len(lengths), dtype=np.int64)
+    num_rows = 0
+    for position, length in enumerate(lengths[order].tolist()):
+        fitting = open_slots >> length
+        if fitting:
+            free = length + (fitting & -fitting).bit_length() - 1
+            row = rows_by_free[free].pop()
+            if not rows_by_free[free]:
+                open_slots &= ~(1 << free)
+        else:
+            free, row = max_length, num_rows
+            num_rows += 1
+        row_of_piece[position] = row
+        rows_by_free[free - length].append(row)
+        if free > length:
+            open_slots |= 1 << (free - length)
+    by_row = np.argsort(row_of_piece, kind="stable")
+    row_pieces = np.concatenate([[0], np.cumsum(np.bincount(row_of_piece, minlength=num_rows))])
+    return _plan(starts[order][by_row], lengths[order][by_row], row_pieces, max_length)
+
+
+def one_piece_a_row(lengths: Sequence[int] | np.ndarray, max_length: int, starts: np.ndarray | None = None) -> PackingPlan:
+    """No packing: each piece is a row by itself, padded. For comparison."""
+    lengths = _check(lengths, max_length)
+    starts = _starts_of(lengths) if starts is None else starts
+    return _plan(starts, lengths, np.arange(len(lengths) + 1), max_length)
+
+
+def _plan(starts: object, lengths: object, row_pieces: object, max_length: int) -> PackingPlan:
+    arrays = [np.asarray(values, dtype=np.int64) for values in (starts, lengths, row_pieces)]
+    return PackingPlan(*arrays, max_length)

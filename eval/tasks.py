@@ -1,0 +1,311 @@
+"""Questions with answers that a program can check: asked greedily in batches, scored by family and language.
+
+Every accuracy comes with its 95 % interval and with the share that the best constant answer would get, because a family
+of yes-or-no questions is half right by saying "yes".
+"""
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dataset.chat import chat_renderer
+from dataset.formats import parse_reply
+from dataset.tools import run_tool
+from eval.questions import Question, best_constant, is_right
+from model.decoding import GeneratedReply, generate_tokens
+
+Z_95 = 1.959963984540054
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bounds of a proportion."""
+
+    low: float
+    high: float
+
+
+@dataclass
+class FamilyScore:
+    """Right replies of one family in one language. `constant_right` is what the best single answer would have got."""
+
+    family: str
+    language: str
+    right: int = 0
+    total: int = 0
+    ended: int = 0
+    constant_right: int = 0
+    free_arithmetic: bool = False
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right replies."""
+        return self.right / self.total if self.total else 0.0
+
+    @property
+    def interval(self) -> Interval:
+        """95 % Wilson interval of the accuracy."""
+        return wilson_interval(self.right, self.total)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts and what follows from them, ready for JSON."""
+        return asdict(self) | {
+            "accuracy": self.accuracy,
+            "low": self.interval.low,
+            "high": self.interval.high,
+            "constant": self.constant_right / self.total if self.total else 0.0,
+        }
+
+
+@dataclass
+class ToolScore:
+    """How far the replies to tool questions got; each count implies those before it."""
+
+    total: int = 0
+    well_formed: int = 0
+    right_name: int = 0
+    right_arguments: int = 0
+    right_final_answer: int = 0
+
+
+@dataclass
+class Answered:
+    """What the model said to one question. `turns` counts its replies, `ended` those that it ended by itself."""
+
+    question: Question
+    replies: list[str] = field(default_factory=list)
+    right: bool = False
+    turns: int = 0
+    ended: int = 0
+    tool_progress: int = 0
+    """Of a tool question: 1 well-formed, 2 right name, 3 right arguments, 4 right final answer; 0 none of it."""
+
+    @property
+    def reply(self) -> str:
+        """All that the model said, one turn a line."""
+        return "\n".join(self.replies)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The question, the reply and the verdict, ready for JSON."""
+        question = self.question
+        return {
+            "id": question.id,
+            "family": question.family,
+            "language": question.language,
+            "prompt": question.messages[-1]["content"],
+            "reply": self.reply,
+            "expected": question.answers[0],
+            "right": self.right,
+            "ended": self.ended == self.turns,
+        }
+
+
+@dataclass
+class TaskReport:
+    """The scores of one model on one set of questions, and every reply."""
+
+    answered: list[Answered]
+    seconds: float = 0.0
+
+    @property
+    def families(self) -> list[FamilyScore]:
+        """One score for each family and language, in the order of their names."""
+        groups: dict[tuple[str, str], list[Answered]] = defaultdict(list)
+        for item in self.answered:
+            groups[item.question.family, item.question.language].append(item)
+        return [_family_score(*key, items) for key, items in sorted(groups.items())]
+
+    @property
+    def tools(self) -> ToolScore:
+        """Totals over the questions that ask for a tool."""
+        progress = [item.tool_progress for item in self.answered if item.question.check == "tool_call"]
+        return ToolScore(len(progress), *(sum(value >= level for value in progress) for level in range(1, 5)))
+
+    @property
+    def turn_ending_rate(self) -> float:
+        """Share of the model's turns that it ended by itself before the cap on their length."""
+        return sum(item.ended for item in self.answered) / max(1, sum(item.turns for item in self.answered))
+
+    def samples(self, per_family: int = 1) -> list[dict[str, Any]]:
+        """The first questions of each family and language with their replies: the same ones for every model."""
+        taken: Counter[tuple[str, str]] = Counter()
+        chosen = []
+        for item in self.answered:
+            key = item.question.family, item.question.language
+            if taken[key] < per_family:
+                taken[key] += 1
+                chosen.append(item.to_dict())
+        return chosen
+
+    def to_dict(self) -> dict[str, Any]:
+        """Scores without the replies, ready for JSON."""
+        return {
+            "questions": len(self.answered),
+            "right": sum(item.right for item in self.answered),
+            "turns": sum(item.turns for item in self.answered),
+            "turns_ended": sum(item.ended for item in self.answered),
+            "turn_ending_rate": self.turn_ending_rate,
+            "tools": asdict(self.tools),
+            "families": [score.to_dict() for score in self.families],
+            "seconds": self.seconds,
+        }
+
+
+def wilson_interval(right: int, total: int, z: float = Z_95) -> Interval:
+    """Wilson's score interval of a proportion (Wilson 1927): sound at 0 % and 100 % too, where the usual one is empty.
+
+    Raises ValueError unless 0 <= right <= total. Without any trial all proportions are possible.
+    """
+    if not 0 <= right <= total:
+        raise ValueError(f"{right} right of {total} is not a proportion")
+    if total == 0:
+        return Interval(0.0, 1.0)
+    share = right / total
+    scale = 1 + z * z / total
+    centre = (share + z * z / (2 * total)) / scale
+    half = z / scale * (share * (1 - share) / total + z * z / (4 * total * total)) ** 0.5
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def _family_score(family: str, language: str, items: list[Answered]) -> FamilyScore:
+    return FamilyScore(
+        family=family,
+        language=language,
+        right=sum(item.right for item in items),
+        total=len(items),
+        ended=sum(item.ended == item.turns for item in items),
+        constant_right=best_constant([item.question for item in items]),
+        free_arithmetic=any(item.question.free_arithmetic for item in items),
+    )
+
+
+def score_questions(
+    model,
+    tokenizer,
+    questions: Sequence[Question],
+    max_new_tokens: int | None = None,
+    batch_size: int = 128,
+    seed: int = 0,
+    max_tool_rounds: int = 4,
+) -> TaskReport:
+    """Ask every question greedily and score the replies. Replies that never end are capped and count as not ended.
+
+    Args:
+        model: MiniMindForCausalLM on its device, in the precision to answer in.
+        tokenizer: with the chat template that the model was trained on.
+        questions: see `load_questions`.
+        max_new_tokens: cap of one reply; by default the longest accepted answer of its family, and room to be wrong.
+        batch_size: prompts answered together.
+        seed: handed to the sampler, which does not draw when it is greedy.
+        max_tool_rounds: calls with results that a model may make before its final answer.
+
+    Raises:
+        ValueError: a conversation that the chat template refuses.
+    """
+    started = time.perf_counter()
+    was_training = model.training
+    model.eval()
+    answered = [Answered(question) for question in questions]
+    caps = _caps(tokenizer, questions) if max_new_tokens is None else [max_new_tokens] * len(questions)
+    histories = [list(question.messages) for question in questions]
+    open_indices = list(range(len(questions)))
+    try:
+        for tool_round in range(max_tool_rounds + 1):
+            conversations = [(histories[index], questions[index].tools) for index in open_indices]
+            chats = chat_renderer(tokenizer).render_many(conversations, add_generation_prompt=True)
+            prompts = [chat.input_ids for chat in chats]
+            replies = _generate(model, tokenizer, prompts, [caps[index] for index in open_indices], batch_size, seed)
+            going_on = []
+            for index, reply in zip(open_indices, replies, strict=True):
+                message = _take_reply(answered[index], reply, tokenizer)
+                results = _run_tools(message) if questions[index].tools and tool_round < max_tool_rounds else []
+                if results:
+                    histories[index] += [message, *results]
+                    going_on.append(index)
+                else:
+                    _judge(answered[index], message)
+            open_indices = going_on
+            if not open_indices:
+                break
+    finally:
+        model.train(was_training)
+    return TaskReport(answered, seconds=time.perf_counter() - started)
+
+
+def _caps(tokenizer, questions: Sequence[Question]) -> list[int]:
+    """A cap for each question: three times its family's longest right reply, and some, in few distinct sizes.
+
+    A model may think before it answers, and a wrong reply needs room to end, or it would count as one that never does.
+    """
+    texts = []
+    for question in questions:
+        call = json.dumps(question.tool_call, ensure_ascii=False) if question.tool_call else ""
+        texts.append(max((call, *question.answers), key=len))
+    longest: dict[str, int] = defaultdict(int)
+    for question, ids in zip(questions, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
+        longest[question.family] = max(longest[question.family], len(ids))
+    # Prompts are batched by cap, so few sizes mean full batches.
+    return [16 * (-(-longest[question.family] * 3 // 16) + 1) for question in questions]
+
+
+def _generate(
+    model, tokenizer, prompts: list[list[int]], caps: list[int], batch_size: int, seed: int
+) -> list[GeneratedReply]:
+    """One greedy reply for each prompt, in order; prompts with the same cap share batches."""
+    replies: list[GeneratedReply | None] = [None] * len(prompts)
+    for cap in sorted(set(caps)):
+        indices = [index for index, its_cap in enumerate(caps) if its_cap == cap]
+        batch = generate_tokens(
+            model,
+            [prompts[index] for index in indices],
+            max_new_tokens=cap,
+            stop_ids=[tokenizer.eos_token_id],
+            temperature=0.0,
+            seed=seed,
+            batch_size=batch_size,
+        )
+        for index, reply in zip(indices, batch, strict=True):
+            replies[index] = reply
+    return replies
+
+
+def _take_reply(item: Answered, reply: GeneratedReply, tokenizer) -> dict[str, Any]:
+    """Note one turn of the model; returns it as a message."""
+    text = tokenizer.decode(reply.ids, skip_special_tokens=True)
+    item.replies.append(text.strip())
+    item.turns += 1
+    item.ended += int(reply.finished)
+    message = parse_reply(text)
+    if item.question.check == "tool_call" and item.turns == 1:
+        item.tool_progress = _call_progress(message.get("tool_calls", []), item.question.tool_call)
+    return message
+
+
+def _call_progress(calls: list[dict[str, Any]], wanted: dict[str, Any]) -> int:
+    """0 no well-formed call, 1 well-formed, 2 the right tool, 3 exactly one call with exactly the right arguments."""
+    if not calls:
+        return 0
+    if any(call["name"] != wanted["name"] for call in calls):
+        return 1
+    return 3 if len(calls) == 1 and calls[0]["arguments"] == wanted["arguments"] else 2
+
+
+def _run_tools(message: dict[str, Any]) -> list[dict[str, str]]:
+    """The results of a message's tool calls as messages."""
+    calls = message.get("tool_calls", [])
+    return [{"role": "tool", "content": run_tool(call["name"], call["arguments"])} for call in calls]
+
+
+def _judge(item: Answered, message: dict[str, Any]) -> None:
+    """The verdict on the last turn of a reply; a tool question also needs the right call before it."""
+    question = item.question
+    called = bool(message.get("tool_calls"))
+    fits = not called and is_right(message["content"], question.answers, question.check)
+    if question.check == "tool_call":
+        item.tool_progress += int(fits and item.tool_progress == 3)
+        fits = item.tool_progress == 4
+    item.right = fits

@@ -1,0 +1,1 @@
+"""What stands around training: the tokenizer, mid-training, chat, export."""

@@ -1,0 +1,288 @@
+"""Train a byte-level BPE tokenizer on a stream of documents, and say how well it compresses.
+
+python scripts/train_tokenizer.py --data_path corpus.jsonl --vocab_size 6400 --save_dir out/tokenizer
+"""
+import sys, pathlib  # noqa: E401
+if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import dataclasses
+import itertools
+import json
+import shutil
+import time
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer
+
+from dataset.builtin import ensure_builtin_corpus
+from dataset.chat import ChatTemplate
+from dataset.formats import messages_from_row, row_kind, text_from_row
+from dataset.sources import Part, read_rows, split_held_out
+from trainer.config import ROOT, flag, parse_arguments, user_errors
+
+TEMPLATE_PATH = ROOT / "model" / "tokenizer" / "chat_template.jinja"
+BUILTIN_PARTS = ("pretrain", "midtrain", "sft")
+
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+# Added but not "special": they survive decode(skip_special_tokens=True), for whoever parses a reply.
+MARKUP_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+SPARE_TOKENS = [f"<|buffer{number}|>" for number in range(1, 28)]
+RESERVED_TOKENS = [*SPECIAL_TOKENS, *MARKUP_TOKENS, *SPARE_TOKENS]
+
+# The split pattern of Qwen2's tokenizer. transformers puts it into any tokenizer of a qwen3 folder and llama.cpp knows
+# it as "qwen2": with it from the start, all of them cut text alike. Digits stand alone, which arithmetic needs.
+SPLIT_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# In bytes. Chinese is written without spaces, so the pattern takes a whole clause as one word, and BPE would make
+# tokens of clauses that a corpus repeats: on the embedded corpus up to 20 characters long. 16 bytes are five Chinese
+# characters, and all but the longest English words.
+MAX_TOKEN_BYTES = 16
+MODEL_MAX_LENGTH = 32768
+MIN_VOCABULARY = len(RESERVED_TOKENS) + 256
+MAX_REPORT_CHARACTERS = 4_000_000
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer_report.json")
+
+HARD_STRINGS = [
+    "", " ", "\n\n \n", "  two  spaces ", "naïve café e\u0301 \u212b ﬁ", "你好，世界！\u3000全角", "😀👩‍👩‍👧 \U0001f1e8\U0001f1f3",
+    "don't WE'LL 12345 3.14159", "\t\ttabs\r\n", "<|im_end|> <think> </tool_call>", "\x00\x7f\u0378 \ue000",
+    'if x == "}":\n    return {"a": [1, 2]}\n', "한국어 العربية עברית ไทย",
+]  # fmt: skip
+
+
+@dataclasses.dataclass
+class DataArguments:
+    """What it is trained on."""
+
+    _argument_group_name = "data"
+
+    data_path: list[str] | None = dataclasses.field(
+        default=None,
+        metadata={"help": "jsonl, json, csv, parquet or txt files, folders, or hub:OWNER/NAME; default: the embedded corpus"},
+    )
+    val_path: list[str] | None = dataclasses.field(
+        default=None, metadata={"help": "text that compression is measured on; default: held-out rows of the data"}
+    )
+    max_documents: int = flag(0, "train on this many documents at most; 0: all")
+
+
+@dataclasses.dataclass
+class TokenizerArguments:
+    """What comes out."""
+
+    _argument_group_name = "tokenizer"
+
+    vocab_size: int = flag(6400, "number of tokens, the 36 reserved ones and 256 bytes included")
+    save_dir: str = flag(str(ROOT / "out" / "tokenizer"), "folder that is written")
+    compare_with: str | None = flag(None, "folder of another tokenizer, measured beside the new one")
+
+
+def documents(paths: list[str], part: Part, quiet: bool = False) -> Iterator[str]:
+    """Texts of the rows, one at a time. Conversations come as their template writes them, cut at control tokens,
+    so that what is trained on is what will be encoded, the names of roles included."""
+    template = ChatTemplate(TEMPLATE_PATH.read_text(encoding="utf-8"), RESERVED_TOKENS)
+    reader = read_rows(paths, say=None if quiet else print)
+    for row in split_held_out(reader, part):
+        try:
+            if row_kind(row.value) == "text":
+                yield text_from_row(row.value)
+            else:
+                pieces = template.pieces(*messages_from_row(row.value))
+                yield "\n".join(piece.text for piece in pieces if not piece.is_control)
+        except ValueError as error:
+            reader.reject(row, str(error))
+    reader.check()
+
+
+def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE over a stream of texts. The same texts give the same tokenizer.
+
+    Raises:
+        ValueError: the vocabulary has no room for the reserved tokens and the 256 bytes.
+    """
+    if vocab_size < MIN_VOCABULARY:
+        raise ValueError(f"--vocab_size {vocab_size} must be at least {MIN_VOCABULARY}: 36 reserved tokens and 256 bytes")
+    raw = Tokenizer(models.BPE())
+    raw.normalizer = normalizers.NFC()
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, min_frequency=2, special_tokens=RESERVED_TOKENS, show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), max_token_length=MAX_TOKEN_BYTES,
+    )  # fmt: skip
+    raw.train_from_iterator(texts, trainer)
+    # The trainer marks all of its reserved tokens as special: take its vocabulary and add them as they are meant.
+    state = json.loads(raw.to_str())
+    state["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(json.dumps(state, ensure_ascii=False))
+    tokenizer.add_tokens(
+        [AddedToken(token, special=token not in MARKUP_TOKENS, normalized=False) for token in RESERVED_TOKENS]
+    )
+    assert [tokenizer.token_to_id(token) for token in RESERVED_TOKENS] == list(range(len(RESERVED_TOKENS)))
+    return tokenizer
+
+
+def tokenizer_config() -> dict:
+    """tokenizer_config.json. The class is the one that a qwen3 folder's tokenizer has; transformers 4 reads the decoder."""
+    decoder = {
+        str(index): {
+            "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+            "special": token not in MARKUP_TOKENS,
+        }
+        for index, token in enumerate(RESERVED_TOKENS)
+    }  # fmt: skip
+    return {
+        "add_prefix_space": False, "added_tokens_decoder": decoder, "bos_token": "<|im_start|>",
+        "clean_up_tokenization_spaces": False, "eos_token": "<|im_end|>", "model_max_length": MODEL_MAX_LENGTH,
+        "pad_token": "<|endoftext|>", "split_special_tokens": False, "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": "<|endoftext|>",
+    }  # fmt: skip
+
+
+def language_of(text: str) -> str:
+    """"chinese", "english" (Latin letters) or "other", by the letters that most of the text's characters are."""
+    chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
+    latin = sum(character.isascii() and character.isalpha() for character in text) / 4  # a word has about four letters
+    other = sum(character.isalpha() for character in text) - chinese - latin * 4
+    return max((("english", latin), ("chinese", chinese), ("other", other / 4)), key=lambda pair: pair[1])[0]
+
+
+def measure(tokenizer: Tokenizer, texts: list[str]) -> dict[str, dict[str, float]]:
+    """Per language and in all: documents, tokens, and bytes and characters a token."""
+    totals: dict[str, list[int]] = {}
+    for text, encoding in zip(texts, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+        counts = (1, len(encoding.ids), len(text.encode()), len(text))
+        for name in (language_of(text), "all"):
+            totals[name] = [total + count for total, count in zip(totals.get(name, [0] * 4), counts, strict=True)]
+    return {
+        name: {
+            "documents": documents, "tokens": tokens, "bytes_per_token": round(size / max(tokens, 1), 4),
+            "characters_per_token": round(characters / max(tokens, 1), 4),
+        }
+        for name, (documents, tokens, size, characters) in sorted(totals.items())
+    }  # fmt: skip
+
+
+def failed_round_trips(tokenizer: Tokenizer, texts: list[str]) -> list[str]:
+    """The texts that do not come back as they were, up to Unicode's NFC form."""
+    decoded = [tokenizer.decode(encoding.ids, skip_special_tokens=False) for encoding in tokenizer.encode_batch(texts)]
+    return [text for text, back in zip(texts, decoded, strict=True) if back != unicodedata.normalize("NFC", text)]
+
+
+def describe(tokenizer: Tokenizer, held_out: list[str], compare_with: str | None) -> dict:
+    """The report: sizes, round trip, compression by language on held-out text, the same of another tokenizer."""
+    report = {
+        "vocabulary": tokenizer.get_vocab_size(),
+        "reserved_tokens": len(RESERVED_TOKENS),
+        "longest_token_bytes": max(len(token) for token in tokenizer.get_vocab() if token not in RESERVED_TOKENS),
+        "round_trip": {
+            "texts": len(held_out) + len(HARD_STRINGS),
+            "failed": len(failed_round_trips(tokenizer, held_out + HARD_STRINGS)),
+        },
+        "compression": measure(tokenizer, held_out),
+    }
+    if compare_with:
+        other = open_tokenizer(compare_with)
+        report["compared_with"] = {"name": Path(compare_with).name, "vocabulary": len(other)}
+        report["compared_with"]["compression"] = measure(other.backend_tokenizer, held_out)
+    return report
+
+
+def open_tokenizer(folder: str):
+    """The tokenizer of a folder.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not (Path(folder) / "tokenizer.json").is_file():
+        raise ValueError(f"--compare_with {folder} is not a tokenizer folder: it has no tokenizer.json")
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def print_report(report: dict) -> None:
+    """The report for people."""
+    trip = report["round_trip"]
+    print(f"vocabulary {report['vocabulary']:,}, longest token {report['longest_token_bytes']} bytes")
+    print(f"round trip: {trip['texts'] - trip['failed']:,} of {trip['texts']:,} texts come back exactly (NFC)")
+    old = report.get("compared_with", {})
+    print("held-out text     documents       tokens  bytes/token  characters/token" + ("   old bytes/token  new/old tokens" if old else ""))
+    for name, row in report["compression"].items():
+        line = f"  {name:14} {row['documents']:10,} {row['tokens']:12,} {row['bytes_per_token']:12.3f} {row['characters_per_token']:17.3f}"
+        if old:
+            other = old["compression"][name]
+            line += f" {other['bytes_per_token']:17.3f} {row['tokens'] / max(other['tokens'], 1):15.3f}"
+        print(line)
+
+
+def check_save_dir(folder: Path) -> None:
+    """Raise ValueError where writing a tokenizer would destroy something else."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--save_dir {folder} is a file; give a folder")
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in FILES) if folder.exists() else []
+    if foreign:
+        raise ValueError(f"--save_dir {folder} holds other things ({', '.join(foreign[:3])}); give an empty or new folder")
+
+
+def save(tokenizer: Tokenizer, report: dict, folder: Path) -> None:
+    """Write the folder whole or not at all: under another name first, then renamed."""
+    template = TEMPLATE_PATH.read_text(encoding="utf-8")
+    fresh = folder.with_name(f".{folder.name}.new")
+    stale = folder.with_name(f".{folder.name}.old")
+    for leftover in (fresh, stale):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    contents = {
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(tokenizer_config(), indent=2),
+        "chat_template.jinja": template.removesuffix("\n"),
+        "tokenizer_report.json": json.dumps(report, indent=2),
+    }
+    for name, text in contents.items():
+        (fresh / name).write_text(text + "\n", encoding="utf-8")
+    if folder.exists():
+        folder.rename(stale)
+    fresh.rename(folder)
+    shutil.rmtree(stale, ignore_errors=True)
+
+
+def main() -> None:
+    data, options = parse_arguments(DataArguments, TokenizerArguments, description=__doc__)
+    if data.max_documents < 0:
+        raise ValueError(f"--max_documents {data.max_documents} must not be negative")
+    folder = Path(options.save_dir)
+    check_save_dir(folder)
+    if options.compare_with:
+        open_tokenizer(options.compare_with)  # before the long part
+    train_paths, val_paths = data.data_path, data.val_path
+    if train_paths is None:
+        files = ensure_builtin_corpus(ROOT / "data" / "builtin")
+        train_paths = [str(files[f"{part}.train"]) for part in BUILTIN_PARTS]
+        val_paths = val_paths or [str(files[f"{part}.val"]) for part in BUILTIN_PARTS]
+    started = time.perf_counter()
+    texts = documents(train_paths, "all" if val_paths else "train")
+    tokenizer = train(itertools.islice(texts, data.max_documents or None), options.vocab_size)
+    held_out, characters = [], 0
+    for text in documents(val_paths or train_paths, "all" if val_paths else "validation", quiet=True):
+        held_out.append(text)
+        characters += len(text)
+        if characters > MAX_REPORT_CHARACTERS:
+            break
+    report = describe(tokenizer, held_out, options.compare_with)
+    save(tokenizer, report, folder)
+    print_report(report)
+    if report["vocabulary"] < options.vocab_size:
+        print(f"the text has no more than {report['vocabulary']:,} tokens to give; --vocab_size was {options.vocab_size:,}")
+    print(f"saved {folder} after {time.perf_counter() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

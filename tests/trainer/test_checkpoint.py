@@ -1,0 +1,92 @@
+"""Checkpoints: atomic, verified, and never anything but tensors and plain values."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.checkpoint import CheckpointFolder, capture_rng, load_verified, restore_rng, save_atomically
+
+
+def state(step):
+    return {"model": {"weight": torch.arange(1000.0) + step}, "step": step, "settings": {"name": "x", "value": None}}
+
+
+def test_random_state_survives_the_file(tmp_path):
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    np.random.normal()  # leaves a cached second value behind
+    save_atomically(capture_rng(torch.device("cpu")), tmp_path / "rng.pth")
+    expected = (random.random(), np.random.normal(), np.random.rand(), torch.rand(3).tolist())
+    restore_rng(load_verified(tmp_path / "rng.pth"), torch.device("cpu"))
+    assert (random.random(), np.random.normal(), np.random.rand(), torch.rand(3).tolist()) == expected
+
+
+def test_the_newest_files_are_kept(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep_last=2)
+    for step in (5, 10, 100, 15):
+        folder.save(state(step), step)
+    assert [path.name for path in folder.steps()] == ["step-00000100.pth", "step-00000015.pth"]
+    assert folder.load_newest()[0]["step"] == 100
+
+
+def test_a_flipped_bit_is_noticed_and_the_older_file_used(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(state(1), 1)
+    good = folder.save(state(2), 2).read_bytes()
+    generator = random.Random(0)
+    for _ in range(20):
+        place = generator.randrange(len(good))
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << generator.randrange(8)
+        (tmp_path / "step-00000002.pth").write_bytes(damaged)
+        loaded, path, passed_over = folder.load_newest()
+        if path.name == "step-00000002.pth":  # the bit lies in padding: nothing that counts may differ
+            assert torch.equal(loaded["model"]["weight"], state(2)["model"]["weight"])
+        else:
+            assert loaded["step"] == 1
+            assert "step-00000002.pth" in passed_over[0]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 2000])
+def test_a_truncated_file_is_refused(tmp_path, keep):
+    path = tmp_path / "step-00000001.pth"
+    save_atomically(state(1), path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="not a whole checkpoint file"):
+        load_verified(path)
+
+
+def test_a_file_with_code_in_it_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "harm"), "w"))
+
+    torch.save({"model": {}, "step": 1, "evil": Evil()}, tmp_path / "step-00000001.pth")
+    with pytest.raises(ValueError, match="more than tensors and plain values"):
+        load_verified(tmp_path / "step-00000001.pth")
+    assert not (tmp_path / "harm").exists()
+    (tmp_path / "step-00000002.pth").write_bytes(pickle.dumps({"model": {}}))
+    with pytest.raises(ValueError, match="no usable checkpoint"):
+        CheckpointFolder(tmp_path).load_newest()
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "step-00000001.pth"
+    save_atomically(state(1), path)
+
+    def fail(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(ValueError, match="No space left on device"):
+        save_atomically(state(2), path)
+    assert load_verified(path)["step"] == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000001.pth"]
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert CheckpointFolder(tmp_path / "missing").load_newest() is None

@@ -1,0 +1,177 @@
+"""The loop: exact under any cut and any number of ranks, exact after a resume, unharmed by bad steps."""
+
+import json
+
+import pytest
+import torch
+
+from tests.trainer.helpers import TINY_MOE, RandomRows, logged, run_ranks, tiny_model, tiny_run, train
+from trainer.engine import estimate_loss, save_checkpoint
+from trainer.losses import language_model_loss
+
+
+def weights_of(run):
+    return {name: tensor.clone() for name, tensor in run.bare_model.state_dict().items()}
+
+
+def close(first, second, tolerance):
+    return all(abs(first[step] - second[step]) <= tolerance for step in first) and first.keys() == second.keys()
+
+
+@pytest.mark.parametrize("overrides", [{}, TINY_MOE], ids=["dense", "moe"])
+def test_8x1_is_4x2_is_2x4(tmp_path, overrides):
+    rows, losses = RandomRows(77), []  # the last step of the epoch has 5 rows
+    for batch, accumulation in ((8, 1), (4, 2), (2, 4)):
+        flags = ["--batch_size", batch, "--accumulation_steps", accumulation]
+        losses.append(train(tiny_run(tmp_path / str(batch), rows, model=tiny_model(**overrides), flags=flags)))
+    assert len(losses[0]) == 10
+    assert close(losses[0], losses[1], 1e-6) and close(losses[0], losses[2], 1e-6)
+    assert len({round(loss, 6) for loss in losses[0].values()}) == 10
+
+
+def train_on_a_rank(world, folder, overrides, flags):
+    run = tiny_run(folder, RandomRows(75), world, tiny_model(**overrides), {"text": RandomRows(9, seed=5)}, flags)
+    train(run)
+    sums = {name: sums.to_tensor().tolist() for name, sums in estimate_loss(run).items()}
+    if world.is_main:
+        (folder / "evaluation.json").write_text(json.dumps(sums))
+
+
+@pytest.mark.parametrize("overrides", [{}, TINY_MOE], ids=["dense", "moe"])
+def test_two_ranks_are_one_rank(tmp_path, overrides):
+    rows, validation = RandomRows(75), {"text": RandomRows(9, seed=5)}
+    one = tiny_run(tmp_path / "one", rows, None, tiny_model(**overrides), validation, ["--batch_size", 8])
+    losses = train(one)
+    run_ranks(train_on_a_rank, tmp_path, tmp_path / "two", overrides, ["--batch_size", 4])
+    two = tiny_run(tmp_path / "two", rows, None, tiny_model(**overrides))
+    assert close(losses, logged(two, "loss"), 1e-6)
+    evaluation = json.loads((tmp_path / "two" / "evaluation.json").read_text())
+    for name, sums in estimate_loss(one).items():
+        assert evaluation[name] == pytest.approx(sums.to_tensor().tolist(), rel=1e-5), name
+
+
+CONFIGURATIONS = {
+    "adamw-float32": ({}, []),
+    "muon-bfloat16": ({}, ["--optimizer", "muon", "--dtype", "bfloat16"]),
+    "moe-dropout": (TINY_MOE | {"dropout": 0.1}, ["--accumulation_steps", "3", "--batch_size", "2"]),
+    "float16-scaler": ({}, ["--dtype", "float16"]),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_stopped_and_resumed_is_bit_identical(tmp_path, name):
+    overrides, flags = CONFIGURATIONS[name]
+    rows = RandomRows(22)
+    flags = [*flags, "--epochs", "2", "--save_interval", "3"]
+    straight = tiny_run(tmp_path / "straight", rows, model=tiny_model(**overrides), flags=flags)
+    expected = train(straight)
+
+    first = tiny_run(tmp_path / "cut", rows, model=tiny_model(**overrides), flags=flags)
+    first.stop_asked = lambda: first.progress.step >= 4
+    train(first)
+    assert first.progress.step == 4
+    # A line of a step after the checkpoint, half written when the process died: the resume must drop it.
+    with open(first.tracker.metrics_path, "a") as file:
+        file.write('{"step": 5, "loss": 99.0}\n{"step": 6, "lo')
+    second = tiny_run(tmp_path / "cut", rows, model=tiny_model(seed=7, **overrides), flags=[*flags, "--from_resume", "1"])
+    assert train(second) == expected
+    assert second.progress.step == straight.progress.step == straight.total_steps
+    for key, tensor in weights_of(straight).items():
+        assert torch.equal(tensor, weights_of(second)[key]), key
+    for before, after in zip(straight.optimizers, second.optimizers, strict=True):
+        for index, state in before.state_dict()["state"].items():
+            for key, value in state.items():
+                assert torch.equal(torch.as_tensor(value), torch.as_tensor(after.state_dict()["state"][index][key])), key
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--learning_rate", "0.02"], "--learning_rate is 0.02 and was 0.01"),
+        (["--batch_size", "3"], "a step has 3 rows and had 4"),
+        (["--epochs", "5"], "steps and had"),
+        (["--seed", "1"], "--seed is 1 and was 42"),
+        (["--optimizer", "muon"], "--optimizer is muon and was adamw"),
+    ],
+)
+def test_a_changed_setting_is_refused_by_name(tmp_path, flags, expected):
+    rows = RandomRows(8)
+    train(tiny_run(tmp_path, rows))
+    with pytest.raises(ValueError, match=expected):
+        train(tiny_run(tmp_path, rows, flags=[*flags, "--from_resume", "1"]))
+
+
+def test_changed_data_and_shape_are_refused(tmp_path):
+    train(tiny_run(tmp_path, RandomRows(8)))
+    other = RandomRows(8, seed=1)
+    other.summary.fingerprint = "other"
+    with pytest.raises(ValueError, match="the data changed.*|.*another shape") as caught:
+        train(tiny_run(tmp_path, other, model=tiny_model(intermediate_size=96), flags=["--from_resume", "1"]))
+    assert "the data changed" in str(caught.value) and "another shape" in str(caught.value)
+
+
+def test_a_fresh_run_moves_the_old_folder_aside(tmp_path):
+    rows = RandomRows(8)
+    train(tiny_run(tmp_path, rows))
+    train(tiny_run(tmp_path, rows))
+    aside = [path for path in tmp_path.iterdir() if path.name.startswith("run.")]
+    assert len(aside) == 1 and list(aside[0].glob("step-*.pth"))
+
+
+def test_resume_without_a_checkpoint_starts_fresh(tmp_path):
+    assert len(train(tiny_run(tmp_path, RandomRows(8), flags=["--from_resume", "1"]))) == 2
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_max_steps_means_optimizer_steps(tmp_path, steps):
+    run = tiny_run(tmp_path, RandomRows(10), flags=["--max_steps", steps, "--accumulation_steps", 2, "--batch_size", 2])
+    assert list(train(run)) == list(range(1, steps + 1))
+
+
+def test_a_step_with_a_bad_gradient_changes_no_weight(tmp_path):
+    run = tiny_run(tmp_path, RandomRows(12), flags=["--weight_decay", "0.5"])
+    seen = {}
+
+    def poisoned(model, batch, context):
+        loss, count, logs = language_model_loss(model, batch, context)
+        seen[run.progress.step] = weights_of(run)
+        return (loss * float("nan") if run.progress.step == 1 else loss), count, logs
+
+    run.loss = poisoned
+    train(run)
+    assert run.progress.step == 3 and run.progress.skipped_steps == 1
+    assert all(torch.equal(seen[1][name], seen[2][name]) for name in seen[1])
+    assert any(not torch.equal(seen[0][name], seen[1][name]) for name in seen[1])
+
+
+def test_a_run_that_is_broken_for_good_stops_and_says_where(tmp_path):
+    run = tiny_run(tmp_path, RandomRows(200), flags=["--save_interval", "5"])
+    run.loss = lambda model, batch, context: (language_model_loss(model, batch, context)[0] * float("inf"), 0, {})
+    with pytest.raises(ValueError, match=r"step 20 .*20 steps in a row.*step-00000015.pth"):
+        train(run)
+
+
+def poison_one_rank(world, folder):
+    run = tiny_run(folder, RandomRows(16), world)
+    before = weights_of(run)
+    run.total_steps = 1
+    # The loss is sound; only this rank's gradient of one tensor is not, after the ranks have exchanged theirs.
+    if world.rank == 1:
+        run.scaler.unscale_ = lambda optimizer: run.bare_model.lm_head.weight.grad.fill_(float("nan"))
+    train(run)
+    assert run.progress.skipped_steps == 1
+    assert all(torch.equal(before[name], after) for name, after in weights_of(run).items())
+
+
+def test_one_bad_rank_skips_the_step_everywhere(tmp_path):
+    run_ranks(poison_one_rank, tmp_path, tmp_path)
+
+
+def test_a_checkpoint_holds_plain_values_and_float32(tmp_path):
+    run = tiny_run(tmp_path, RandomRows(8), model=tiny_model(**TINY_MOE), flags=["--dtype", "bfloat16"])
+    train(run)
+    save_checkpoint(run)
+    state, _, _ = run.checkpoints.load_newest()
+    assert all(tensor.dtype == torch.float32 for tensor in state["model"].values())
+    assert state["expert_loads"].sum(dim=1).tolist() == pytest.approx([1, 1])
+    assert state["settings"]["optimization"]["learning_rate"] == 0.01

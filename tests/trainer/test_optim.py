@@ -1,0 +1,65 @@
+"""Which parameter goes where, and that nothing is forgotten or counted twice."""
+
+import torch
+
+from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
+from trainer.optim import build_optimizers, is_hidden_matrix
+
+
+def tiny(**overrides):
+    fields = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return MiniMindForCausalLM(MiniMindConfig(**(fields | overrides)))
+
+
+def names_in(model, optimizer):
+    by_identity = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [by_identity[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def test_muon_has_the_matrices_and_adamw_the_rest_each_once():
+    model = tiny(use_moe=True, num_experts=4, num_experts_per_tok=2)
+    (muon, adamw), table = build_optimizers(model, "muon", 5e-3, 0.1, 1e-3)
+    matrices, rest = names_in(model, muon), names_in(model, adamw)
+    assert sorted(matrices + rest) == sorted(name for name, _ in model.named_parameters())
+    assert all(name.endswith("_proj.weight") for name in matrices)
+    assert len(matrices) == 2 * (4 + 4 * 3)  # q, k, v, o and three matrices of each expert, each on its own
+    assert {name for name in rest if "mlp.gate" in name} == {"model.layers.0.mlp.gate.weight", "model.layers.1.mlp.gate.weight"}
+    assert sum(group.parameters for group in table) == sum(parameter.numel() for parameter in model.parameters())
+    assert (muon.param_groups[0]["peak_lr"], adamw.param_groups[0]["peak_lr"]) == (5e-3, 1e-3)
+
+
+def test_only_matrices_decay():
+    model = tiny()
+    (adamw,), _ = build_optimizers(model, "adamw", 1e-3, 0.1)
+    for group in adamw.param_groups:
+        for parameter in group["params"]:
+            name = next(name for name, other in model.named_parameters() if other is parameter)
+            assert group["weight_decay"] == (0.1 if is_hidden_matrix(name, parameter) else 0.0), name
+
+
+def test_a_frozen_parameter_is_left_out():
+    model = tiny()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    optimizers, _ = build_optimizers(model, "muon", 5e-3, 0.1)
+    assert all("embed_tokens" not in name for optimizer in optimizers for name in names_in(model, optimizer))
+
+
+def test_muon_step_equals_newton_schulz_by_hand():
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(8, 16))
+    holder = torch.nn.Module()
+    holder.q_proj = torch.nn.Linear(1, 1, bias=False)
+    holder.q_proj.weight = weight
+    holder.norm = torch.nn.Parameter(torch.ones(4))
+    (muon, _), _ = build_optimizers(holder, "muon", 0.02, 0.1)
+    gradient = torch.randn(8, 16)
+    weight.grad, before = gradient.clone(), weight.detach().clone()
+    muon.step()
+    # First step: momentum is (1 - 0.95) g, and Nesterov's look-ahead a multiple of g; the direction is g's.
+    x = gradient.bfloat16() / gradient.bfloat16().norm()
+    for _ in range(5):
+        product = x @ x.T
+        x = 3.4445 * x + (-4.775 * product + 2.0315 * product @ product) @ x
+    expected = before * (1 - 0.02 * 0.1) - 0.02 * 0.2 * 16**0.5 * x.float()
+    assert (weight - expected).abs().max() < 2e-3 * 0.2 * 16**0.5
