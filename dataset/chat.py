@@ -90,7 +90,7 @@ class ChatTemplate:
         if any(character in string for string in strings for character in self.first_characters):
             free = [stand_in for stand_in in STAND_INS if not any(stand_in in string for string in strings)]
             if len(free) < len(self.first_characters):
-                raise ValueError("the conversation uses up the Unicode noncharacters U+FDD0 to U+FDEF; remove them from it")
+                raise ValueError("the conversation uses all noncharacters from U+FDD0 to U+FDEF; remove them")
             pairs = list(zip(self.first_characters, free, strict=False))
             to_stand_ins = {ord(character): stand_in for character, stand_in in pairs}
             to_words = {ord(stand_in): character for character, stand_in in pairs}
@@ -162,7 +162,7 @@ class ChatRenderer:
         """
         if train_on not in ("all", "last"):
             raise ValueError(f"train_on={train_on!r} must be 'all' or 'last'")
-        cut = [self.template.pieces(*conversation, add_generation_prompt, open_thinking) for conversation in conversations]
+        cut = [self.template.pieces(*chat, add_generation_prompt, open_thinking) for chat in conversations]
         # Openings such as "user\n" repeat in every turn: each distinct text is encoded once.
         texts = list({piece.text: None for pieces in cut for piece in pieces if not piece.is_control})
         encoded = self.encoder.encode_batch_fast(texts, add_special_tokens=False)
@@ -184,10 +184,9 @@ class ChatRenderer:
 
 def _role_of_turn(pieces: list[Piece], index: int) -> str:
     """The role behind the `<|im_start|>` at `index`; a user turn that opens with a tool result is "tool"."""
-    opening = pieces[index + 1].text if index + 1 < len(pieces) else ""
-    role = opening.split("\n", 1)[0]
-    has_result = index + 2 < len(pieces) and pieces[index + 2].is_control and pieces[index + 2].text == "<tool_response>"
-    return "tool" if role == "user" and has_result else role
+    opening, following = (pieces[index + 1 : index + 3] + [Piece("", False, -1)] * 2)[:2]
+    role = opening.text.split("\n", 1)[0]
+    return "tool" if role == "user" and following.is_control and following.text == "<tool_response>" else role
 
 
 def _strings_in(value: Any) -> Iterable[str]:
@@ -218,15 +217,20 @@ def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """A copy of the tokenizer's Rust backend that knows no added token: whatever it encodes stays text.
 
     `split_special_tokens=True` is not enough: added tokens that are not "special", such as `<think>`, would still be
-    turned into their ids.
+    turned into their ids. Building a copy takes about 30 ms, so the last few are kept; do not change it.
     """
+    return _cached_encoder(tokenizer, len(tokenizer))
+
+
+@functools.lru_cache(maxsize=4)
+def _cached_encoder(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Tokenizer:
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
     return Tokenizer.from_str(json.dumps(state, ensure_ascii=False))
 
 
 def chat_renderer(tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:
-    """The renderer of this tokenizer as it is now; building one takes about 20 ms, so the last few are kept."""
+    """The renderer of this tokenizer as it is now; the last few are kept."""
     return _cached_renderer(tokenizer, str(tokenizer.chat_template), len(tokenizer))
 
 
@@ -268,7 +272,7 @@ def render_prompt(
     open_thinking: bool | None = None,
 ) -> list[int]:
     """Ids that ask the model for the next assistant message; a prefix of the ids of the same chat with its answer."""
-    return render_messages(messages, tokenizer, tools, add_generation_prompt=True, open_thinking=open_thinking).input_ids
+    return render_messages(messages, tokenizer, tools, True, open_thinking).input_ids
 
 
 def trim_to_window(chat: RenderedChat, max_length: int) -> RenderedChat | str:

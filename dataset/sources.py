@@ -68,7 +68,7 @@ def parse_sources(paths: str | Path | Sequence[str | Path]) -> list[Source]:
         raise ValueError("no data: give at least one file")
     without = [source.path for source in sources if source.weight is None]
     if without and len(without) < len(sources):
-        raise ValueError(f"{without[0]} has no weight but other sources do; write PATH:WEIGHT for all of them or for none")
+        raise ValueError(f"{without[0]} has no weight but others do; write PATH:WEIGHT for all of them or for none")
     return sources
 
 
@@ -220,7 +220,7 @@ def _read_jsonl(path: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if line.strip():
-                    yield number, _parse_line(line)
+                    yield number, _parse_line(line.rstrip())
     except (OSError, EOFError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
@@ -231,7 +231,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | str:
     except UnicodeDecodeError as error:
         return f"not valid UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1})"
     except json.JSONDecodeError as error:
-        return f"not valid JSON ({error.msg} at column {error.colno})"
+        return f"not valid JSON ({error.msg} at column {error.pos + 1})"
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits, thousands of brackets
         return f"not readable JSON ({str(error)[:60]})"
     return value if isinstance(value, dict) else f"not a JSON object but {type(value).__name__}"

@@ -16,7 +16,18 @@ CHECKS = ("exact", "number", "tool_call")
 
 CLOSING_MARKS = ".!?…。．！？"
 
+Z_95 = 1.959963984540054
+"""Two-sided 95 % quantile of the normal distribution."""
+
 NUMBER = re.compile(r"(?<![\d.])[-−]?\d+(?:,\d{3})*(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bounds of a proportion."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -139,14 +150,14 @@ def only_number(text: str) -> Decimal | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def accepted_forms(answer: str, check: str) -> set[str]:
+def accepted_forms(answer: str, check: str) -> set[str | Decimal]:
     """What counts as this answer: a reply is right if one of its `reply_forms` is among them."""
-    forms = {_in_capitals(answer) or normalise(answer)}
+    forms: set[str | Decimal] = {_in_capitals(answer) or normalise(answer)}
     number = only_number(answer) if check == "number" else None
-    return forms if number is None else forms | {f"number {number.normalize()}"}
+    return forms if number is None else forms | {number}
 
 
-def reply_forms(reply: str, check: str) -> set[str]:
+def reply_forms(reply: str, check: str) -> set[str | Decimal]:
     """What a reply counts as."""
     return accepted_forms(reply, check) | {normalise(reply)}
 
@@ -165,7 +176,7 @@ def is_right(reply: str, answers: Iterable[str], check: str) -> bool:
 
 def best_constant(questions: Sequence[Question]) -> int:
     """How many questions the best single reply gets right: what a model can score that ignores what it is asked."""
-    counts: Counter[str] = Counter()
+    counts: Counter[str | Decimal] = Counter()
     for question in questions:
         forms = set().union(*(accepted_forms(answer, question.check) for answer in question.answers))
         if question.tool_call is not None:
@@ -174,3 +185,19 @@ def best_constant(questions: Sequence[Question]) -> int:
             forms = {f"{call} {form}" for form in forms}
         counts.update(forms)
     return max(counts.values(), default=0)
+
+
+def wilson_interval(right: int, total: int, z: float = Z_95) -> Interval:
+    """Wilson's score interval of a proportion (Wilson 1927): sound at 0 % and 100 % too, where the usual one is empty.
+
+    Raises ValueError unless 0 <= right <= total. Without any trial all proportions are possible.
+    """
+    if not 0 <= right <= total:
+        raise ValueError(f"{right} right of {total} is not a proportion")
+    if total == 0:
+        return Interval(0.0, 1.0)
+    share = right / total
+    scale = 1 + z * z / total
+    centre = (share + z * z / (2 * total)) / scale
+    half = z / scale * (share * (1 - share) / total + z * z / (4 * total * total)) ** 0.5
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))

@@ -11,22 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from dataset.chat import chat_renderer
 from dataset.formats import parse_reply
 from dataset.tools import run_tool
-from eval.questions import Question, best_constant, is_right
-from model.decoding import GeneratedReply, generate_tokens
-
-Z_95 = 1.959963984540054
-"""Two-sided 95 % quantile of the normal distribution."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Bounds of a proportion."""
-
-    low: float
-    high: float
+from eval.questions import Interval, Question, best_constant, is_right, wilson_interval
+from model.decoding import Decoder, GeneratedReply, generate_tokens
 
 
 @dataclass
@@ -155,22 +146,6 @@ class TaskReport:
         }
 
 
-def wilson_interval(right: int, total: int, z: float = Z_95) -> Interval:
-    """Wilson's score interval of a proportion (Wilson 1927): sound at 0 % and 100 % too, where the usual one is empty.
-
-    Raises ValueError unless 0 <= right <= total. Without any trial all proportions are possible.
-    """
-    if not 0 <= right <= total:
-        raise ValueError(f"{right} right of {total} is not a proportion")
-    if total == 0:
-        return Interval(0.0, 1.0)
-    share = right / total
-    scale = 1 + z * z / total
-    centre = (share + z * z / (2 * total)) / scale
-    half = z / scale * (share * (1 - share) / total + z * z / (4 * total * total)) ** 0.5
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
-
-
 def _family_score(family: str, language: str, items: list[Answered]) -> FamilyScore:
     return FamilyScore(
         family=family,
@@ -191,48 +166,46 @@ def score_questions(
     batch_size: int = 128,
     seed: int = 0,
     max_tool_rounds: int = 4,
+    dtype: torch.dtype | None = None,
 ) -> TaskReport:
     """Ask every question greedily and score the replies. Replies that never end are capped and count as not ended.
 
     Args:
-        model: MiniMindForCausalLM on its device, in the precision to answer in.
+        model: MiniMindForCausalLM on its device; it is left as it was.
         tokenizer: with the chat template that the model was trained on.
         questions: see `load_questions`.
         max_new_tokens: cap of one reply; by default the longest accepted answer of its family, and room to be wrong.
         batch_size: prompts answered together.
         seed: handed to the sampler, which does not draw when it is greedy.
         max_tool_rounds: calls with results that a model may make before its final answer.
+        dtype: precision to answer in, by default the model's own.
 
     Raises:
         ValueError: a conversation that the chat template refuses.
     """
     started = time.perf_counter()
-    was_training = model.training
-    model.eval()
+    decoder = Decoder(model, dtype)
     answered = [Answered(question) for question in questions]
     caps = _caps(tokenizer, questions) if max_new_tokens is None else [max_new_tokens] * len(questions)
     histories = [list(question.messages) for question in questions]
     open_indices = list(range(len(questions)))
-    try:
-        for tool_round in range(max_tool_rounds + 1):
-            conversations = [(histories[index], questions[index].tools) for index in open_indices]
-            chats = chat_renderer(tokenizer).render_many(conversations, add_generation_prompt=True)
-            prompts = [chat.input_ids for chat in chats]
-            replies = _generate(model, tokenizer, prompts, [caps[index] for index in open_indices], batch_size, seed)
-            going_on = []
-            for index, reply in zip(open_indices, replies, strict=True):
-                message = _take_reply(answered[index], reply, tokenizer)
-                results = _run_tools(message) if questions[index].tools and tool_round < max_tool_rounds else []
-                if results:
-                    histories[index] += [message, *results]
-                    going_on.append(index)
-                else:
-                    _judge(answered[index], message)
-            open_indices = going_on
-            if not open_indices:
-                break
-    finally:
-        model.train(was_training)
+    for tool_round in range(max_tool_rounds + 1):
+        conversations = [(histories[index], questions[index].tools) for index in open_indices]
+        chats = chat_renderer(tokenizer).render_many(conversations, add_generation_prompt=True)
+        prompts = [chat.input_ids for chat in chats]
+        replies = _generate(decoder, tokenizer, prompts, [caps[index] for index in open_indices], batch_size, seed)
+        going_on = []
+        for index, reply in zip(open_indices, replies, strict=True):
+            message = _take_reply(answered[index], reply, tokenizer)
+            results = _run_tools(message) if questions[index].tools and tool_round < max_tool_rounds else []
+            if results:
+                histories[index] += [message, *results]
+                going_on.append(index)
+            else:
+                _judge(answered[index], message)
+        open_indices = going_on
+        if not open_indices:
+            break
     return TaskReport(answered, seconds=time.perf_counter() - started)
 
 
@@ -253,14 +226,14 @@ def _caps(tokenizer, questions: Sequence[Question]) -> list[int]:
 
 
 def _generate(
-    model, tokenizer, prompts: list[list[int]], caps: list[int], batch_size: int, seed: int
+    decoder: Decoder, tokenizer, prompts: list[list[int]], caps: list[int], batch_size: int, seed: int
 ) -> list[GeneratedReply]:
     """One greedy reply for each prompt, in order; prompts with the same cap share batches."""
     replies: list[GeneratedReply | None] = [None] * len(prompts)
     for cap in sorted(set(caps)):
         indices = [index for index, its_cap in enumerate(caps) if its_cap == cap]
         batch = generate_tokens(
-            model,
+            decoder,
             [prompts[index] for index in indices],
             max_new_tokens=cap,
             stop_ids=[tokenizer.eos_token_id],
@@ -274,8 +247,13 @@ def _generate(
 
 
 def _take_reply(item: Answered, reply: GeneratedReply, tokenizer) -> dict[str, Any]:
-    """Note one turn of the model; returns it as a message."""
-    text = tokenizer.decode(reply.ids, skip_special_tokens=True)
+    """Note one turn of the model; returns it as a message.
+
+    Only the end-of-turn token ends a turn, as for whatever serves the model; but a base model closes its documents with
+    another one and begins the next, which is no part of its reply.
+    """
+    ids = reply.ids[: reply.ids.index(tokenizer.pad_token_id)] if tokenizer.pad_token_id in reply.ids else reply.ids
+    text = tokenizer.decode(ids, skip_special_tokens=True)
     item.replies.append(text.strip())
     item.turns += 1
     item.ended += int(reply.finished)

@@ -24,6 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.config import MiniMindConfig
+from model.fast_path import DocumentBatches, batch_documents, compute_dtype, fused_linear, is_fast, packed_attention, rms_norm
 from model.moe import FeedForward, MixtureOfExperts, Router, RouterStatistics
 from model.token_loss import IGNORED_LABEL, token_losses
 
@@ -54,6 +55,8 @@ class MiniMindRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if is_fast(hidden):
+            return rms_norm(hidden, self.weight, self.eps, compute_dtype(hidden))
         return F.rms_norm(hidden, self.weight.shape, self.weight.to(hidden.dtype), self.eps)
 
 
@@ -71,12 +74,13 @@ class MiniMindRotary(nn.Module):
         self._scale = 1.0
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions (B, T) -> cosines and sines (B, T, 1, D / 2) in `dtype`; the angles themselves are fp32."""
+        """positions (B, T) -> cosines and signed sines (B, T, 1, D) in `dtype`; the angles themselves are fp32."""
         if self._frequencies is None or self._frequencies.device != positions.device:
             self._frequencies, self._scale = self._compute_frequencies(positions.device)
         with torch.autocast(positions.device.type, enabled=False):
             angles = positions[..., None, None].float() * self._frequencies
-            return (angles.cos() * self._scale).to(dtype), (angles.sin() * self._scale).to(dtype)
+            cosines, sines = angles.cos() * self._scale, angles.sin() * self._scale
+            return torch.cat((cosines, cosines), -1).to(dtype), torch.cat((-sines, sines), -1).to(dtype)
 
     def _compute_frequencies(self, device: torch.device) -> tuple[Tensor, float]:
         parameters = self.config.rope_parameters
@@ -88,9 +92,18 @@ class MiniMindRotary(nn.Module):
 
 
 def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn each pair (i, i + D / 2) of states (B, T, heads, D) by its position's angle."""
-    first, second = states.chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    """Turn each pair (i, i + D / 2) of states (B, T, heads, D) by its position's angle; sines are [-sin, sin]."""
+    return states * cosines + states.roll(states.shape[-1] // 2, dims=-1) * sines
+
+
+@dataclass
+class Surroundings:
+    """What every layer of a forward pass shares, computed once."""
+
+    rope: tuple[Tensor, Tensor]  # cosines and signed sines (B, T, 1, D)
+    mask: Tensor | None = None  # (B, 1, T, past + T), or None: plain causal, or `documents` say it
+    documents: DocumentBatches | None = None  # packed rows on the fast path
+    is_real: Tensor | None = None  # (B * T,) bool: not padding; None when nothing is
 
 
 class MiniMindAttention(nn.Module):
@@ -119,20 +132,22 @@ class MiniMindAttention(nn.Module):
         values = self.v_proj(hidden).view(by_head)
         return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
-    def forward(
-        self, hidden: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, past_key_values: Cache | None
-    ) -> Tensor:
-        """hidden (B, T, H), mask (B, 1, T, past + T) or None (plain causal) -> (B, T, H)."""
-        queries, keys, values = self.project(hidden, rope)
+    def forward(self, hidden: Tensor, around: Surroundings, past_key_values: Cache | None) -> Tensor:
+        """hidden (B, T, H) -> (B, T, H)."""
+        if around.documents is not None:
+            fused = fused_linear(hidden, [self.q_proj, self.k_proj, self.v_proj], compute_dtype(hidden))
+            weights = self.q_norm.weight, self.k_norm.weight
+            return self.o_proj(packed_attention(fused, *weights, around.rope, self.q_norm.eps, around.documents))
+        queries, keys, values = self.project(hidden, around.rope)
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_index)
         attended = F.scaled_dot_product_attention(
             queries,
             keys,
             values,
-            attn_mask=mask,
+            attn_mask=around.mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None and queries.shape[2] > 1,
+            is_causal=around.mask is None and queries.shape[2] > 1,
             enable_gqa=True,
         )
         return self.o_proj(attended.transpose(1, 2).flatten(2))
@@ -150,18 +165,15 @@ class MiniMindLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self,
-        hidden: Tensor,
-        rope: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        is_real: Tensor | None,
-        past_key_values: Cache | None = None,
+        self, hidden: Tensor, around: Surroundings, past_key_values: Cache | None = None
     ) -> tuple[Tensor, RouterStatistics | None]:
         """hidden (B, T, H) -> (B, T, H), and the router's statistics when the layer has experts."""
-        attended = self.self_attn(self.input_layernorm(hidden), rope, mask, past_key_values)
-        hidden = hidden + self.dropout(attended)
-        normed = self.post_attention_layernorm(hidden)
-        fed, statistics = self.mlp(normed, is_real) if isinstance(self.mlp, MixtureOfExperts) else (self.mlp(normed), None)
+        hidden = hidden + self.dropout(self.self_attn(self.input_layernorm(hidden), around, past_key_values))
+        normed, statistics = self.post_attention_layernorm(hidden), None
+        if isinstance(self.mlp, MixtureOfExperts):
+            fed, statistics = self.mlp(normed, around.is_real)
+        else:
+            fed = self.mlp(normed)
         return hidden + self.dropout(fed), statistics
 
 
@@ -219,29 +231,16 @@ class MiniMindModel(MiniMindPreTrainedModel):
             use_cache = self.config.use_cache and not self.training and document_ids is None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        dtype = compute_dtype(hidden)
-
-        if document_ids is not None:
-            if past_key_values is not None or attention_mask is not None:
-                raise ValueError("document_ids (packed rows) go without attention_mask and without a cache")
-            mask = packed_rows_mask(document_ids, dtype)
-            is_real = (document_ids != 0).flatten()
-            if position_ids is None:
-                position_ids = packed_rows_positions(document_ids)
+        if document_ids is None:
+            around = self._surroundings(hidden, attention_mask, position_ids, past_key_values)
+        elif past_key_values is not None or attention_mask is not None:
+            raise ValueError("document_ids (packed rows) go without attention_mask and without a cache")
         else:
-            if position_ids is None:
-                past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
-                position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + past_length
-            mask = create_causal_mask(self.config, hidden, attention_mask, past_key_values, position_ids)
-            is_real = None
-            if attention_mask is not None and attention_mask.dim() == 2:
-                is_real = attention_mask[:, -hidden.shape[1] :].bool().flatten()
-
-        rope = self.rotary(position_ids, dtype)
+            around = self._packed_surroundings(hidden, document_ids, position_ids)
         hidden = self.dropout(hidden)
         all_hidden, all_statistics = [hidden], []
         for layer in self.layers:
-            hidden, statistics = layer(hidden, rope, mask, is_real, past_key_values=past_key_values)
+            hidden, statistics = layer(hidden, around, past_key_values=past_key_values)
             all_hidden.append(hidden)
             all_statistics.append(statistics)
         hidden = all_hidden[-1] = self.norm(hidden)
@@ -255,10 +254,29 @@ class MiniMindModel(MiniMindPreTrainedModel):
         )
 
 
-def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype that matrix products run in: autocast's when it is on, else the tensor's own."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+    def _surroundings(
+        self, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past_key_values: Cache | None
+    ) -> Surroundings:
+        if position_ids is None:
+            past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None] + past_length
+        mask = create_causal_mask(self.config, hidden, attention_mask, past_key_values, position_ids)
+        is_real = None
+        if attention_mask is not None and attention_mask.dim() == 2:
+            is_real = attention_mask[:, -hidden.shape[1] :].bool().flatten()
+        return Surroundings(self.rotary(position_ids, compute_dtype(hidden)), mask, None, is_real)
+
+    def _packed_surroundings(self, hidden: Tensor, document_ids: Tensor, position_ids: Tensor | None) -> Surroundings:
+        dtype = compute_dtype(hidden)
+        if position_ids is None:
+            position_ids = packed_rows_positions(document_ids)
+        around = Surroundings(self.rotary(position_ids, dtype), is_real=(document_ids != 0).flatten())
+        if is_fast(hidden) and not (self.training and self.config.dropout):
+            heads = self.config.num_attention_heads, self.config.num_key_value_heads
+            around.documents = batch_documents(document_ids, *heads, dtype)
+        else:
+            around.mask = packed_rows_mask(document_ids, dtype)
+        return around
 
 
 def packed_rows_mask(document_ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,12 +7,15 @@ against. No capacity limit: no token is ever dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from model.config import MiniMindConfig
+from model.fast_path import compute_dtype, fused_linear, is_fast, swiglu
 
 # What a layer tells about its routing: probability sums (E,) differentiable and pick counts (E,), both fp32.
 RouterStatistics = tuple[Tensor, Tensor]
@@ -28,9 +31,12 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, config.hidden_size, bias=False)
         self.down_proj.starts_at_zero = config.zero_init_output
         self.activation = ACT2FN[config.hidden_act]
+        self.is_silu = config.hidden_act == "silu"
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., H)."""
+        if self.is_silu and is_fast(hidden):
+            return self.down_proj(swiglu(fused_linear(hidden, [self.gate_proj, self.up_proj], compute_dtype(hidden))))
         return self.down_proj(self.activation(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
@@ -46,10 +52,14 @@ class Router(nn.Module):
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden (N, H) -> probabilities (N, E), weights (N, k), chosen experts (N, k); fp32 whatever the autocast."""
         with torch.autocast(hidden.device.type, enabled=False):
-            probabilities = F.linear(hidden.float(), self.weight.float()).softmax(dim=-1)
-            weights, chosen = probabilities.topk(self.num_chosen, dim=-1)
-            if self.normalised:
-                weights = weights / weights.sum(dim=-1, keepdim=True)
+            return self.choose(F.linear(hidden.float(), self.weight.float()))
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same from the router's logits (N, E)."""
+        probabilities = logits.softmax(dim=-1)
+        weights, chosen = probabilities.topk(self.num_chosen, dim=-1)
+        if self.normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
         return probabilities, weights, chosen
 
 
@@ -70,8 +80,8 @@ class MixtureOfExperts(nn.Module):
         """hidden (B, T, H), is_real (B * T,) bool or None (no padding) -> output (B, T, H), statistics."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         probabilities, weights, chosen = self.gate(rows)
-        run = self._grouped if self.implementation == "grouped" else self._reference
-        output = run(rows, weights, chosen)
+        run = run_grouped if self.implementation == "grouped" else run_reference
+        output = run(rows, weights, chosen, self.experts)
         return output.view(hidden.shape), self._statistics(probabilities, chosen, is_real)
 
     def _statistics(self, probabilities: Tensor, chosen: Tensor, is_real: Tensor | None) -> RouterStatistics:
@@ -83,26 +93,31 @@ class MixtureOfExperts(nn.Module):
         counts.scatter_add_(0, chosen.flatten(), ones.flatten())
         return probabilities.sum(dim=0), counts
 
-    def _grouped(self, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        num_rows, num_chosen = chosen.shape
-        expert_of_slot = chosen.flatten()  # slot = row * k + choice
-        order = expert_of_slot.argsort(stable=True)
-        slot_place = torch.empty_like(order)
-        slot_place[order] = torch.arange(len(order), device=order.device)
-        sizes = torch.bincount(expert_of_slot, minlength=len(self.experts)).tolist()
-        grouped = _Gather.apply(rows, order // num_chosen, slot_place.view(num_rows, num_chosen))
-        results = [
-            expert(part) for expert, part in zip(self.experts, grouped.split(sizes), strict=True) if len(part)
-        ]
-        results = _Permute.apply(torch.cat(results), slot_place, order).view(num_rows, num_chosen, -1)
-        return torch.bmm(weights.to(results.dtype)[:, None, :], results)[:, 0]
 
-    def _reference(self, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        output = torch.zeros_like(rows)
-        for number, expert in enumerate(self.experts):
-            weight = (weights * (chosen == number)).sum(dim=-1, keepdim=True)  # 0 for rows that go elsewhere
-            output = output + weight * expert(rows)
-        return output
+def run_grouped(rows: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence[Callable]) -> Tensor:
+    """Rows sorted by expert once, so that each expert makes one product over rows that lie together.
+
+    rows (N, H), weights and chosen (N, k), experts: functions (n, H) -> (n, H) -> weighted sums (N, H).
+    """
+    num_rows, num_chosen = chosen.shape
+    expert_of_slot = chosen.flatten()  # slot = row * k + choice
+    order = expert_of_slot.argsort(stable=True)
+    place_of_slot = torch.empty_like(order)
+    place_of_slot[order] = torch.arange(len(order), device=order.device)
+    sizes = torch.bincount(expert_of_slot, minlength=len(experts)).tolist()
+    grouped = _Gather.apply(rows, order // num_chosen, place_of_slot.view(num_rows, num_chosen))
+    results = [expert(part) for expert, part in zip(experts, grouped.split(sizes), strict=True) if len(part)]
+    results = _Permute.apply(torch.cat(results), place_of_slot, order).view(num_rows, num_chosen, -1)
+    return torch.bmm(weights.to(results.dtype)[:, None, :], results)[:, 0]
+
+
+def run_reference(rows: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence[Callable]) -> Tensor:
+    """The same by definition: every expert sees every row, with weight 0 where it was not chosen."""
+    output = torch.zeros_like(rows)
+    for number, expert in enumerate(experts):
+        weight = (weights * (chosen == number)).sum(dim=-1, keepdim=True)
+        output = output + weight * expert(rows)
+    return output
 
 
 class _Gather(torch.autograd.Function):

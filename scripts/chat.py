@@ -1,8 +1,9 @@
 """Talk to a model: streaming, many turns, thinking, tools. In a terminal, through a pipe, or for one question.
 
+Examples:
     python scripts/chat.py
     python scripts/chat.py --prompt "Who are you?" --temperature 0
-    printf 'Hello!\nWho are you?\n' | python scripts/chat.py
+    printf 'Hello!\\nWho are you?\\n' | python scripts/chat.py
 """
 import sys, pathlib  # noqa: E401
 if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
@@ -14,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
-import torch
 from tokenizers.decoders import DecodeStream
+from transformers.utils import logging
 
 from dataset.chat import render_prompt
 from dataset.formats import parse_reply
 from dataset.tools import TOOL_SCHEMAS, run_tool
-from model.decoding import stream_tokens
+from model.decoding import Decoder, stream_tokens
 from model.model_minimind import load_model
 from trainer.config import ROOT, flag, parse_arguments, user_errors
 from trainer.distributed import choose_device
@@ -44,7 +45,7 @@ class ModelChoice:
 
     _argument_group_name = "model"
 
-    weight: str = flag("full_sft", "a finished stage in --save_dir: pretrain, mid_train, full_sft, or another result's name")
+    weight: str = flag("full_sft", "a finished stage in --save_dir: pretrain, mid_train, full_sft or another's name")
     model_path: str | None = flag(None, "a model folder, instead of --weight")
     save_dir: str = flag(str(ROOT / "out"), "folder of finished models")
     hidden_size: int | None = flag(None, "only a model of this width; by default the newest")
@@ -61,7 +62,7 @@ class TalkArguments:
 
     prompt: str | None = flag(None, "answer this one message and leave")
     system: str = flag("", "system message: how the model should behave")
-    open_thinking: Literal[0, 1] | None = flag(None, "1: think before answering, 0: do not; by default the model chooses")
+    open_thinking: Literal[0, 1] | None = flag(None, "1: think first, 0: do not; by default the model chooses")
     tools: Literal[0, 1] = flag(0, "1: let the model call the built-in safe tools (" + ", ".join(OFFERED_TOOLS) + ")")
 
 
@@ -104,10 +105,8 @@ class ReplyDecoder:
 
     def __init__(self, tokenizer, thinking: bool):
         self._backend = tokenizer.backend_tokenizer
-        ids = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<think>", "</think>", "<tool_call>", "</tool_call>")}
-        self._kind_after = {
-            ids["<think>"]: "thinking", ids["</think>"]: "text", ids["<tool_call>"]: "call", ids["</tool_call>"]: "text",
-        }  # fmt: skip
+        kinds = {"<think>": "thinking", "</think>": "text", "<tool_call>": "call", "</tool_call>": "text"}
+        self._kind_after = {tokenizer.convert_tokens_to_ids(token): kind for token, kind in kinds.items()}
         self.held = ""
         self._start("thinking" if thinking else "text")
 
@@ -134,13 +133,13 @@ class Conversation:
     """A talk with one model. `say` adds a turn of the user's and streams what comes back, tool calls included.
 
     Args:
-        model, tokenizer: a loaded model folder.
+        decoder, tokenizer: a loaded model folder.
         talk, sampling: see their dataclasses.
         window: tokens that the model was trained to look at; older turns are left out beyond three quarters of it.
     """
 
-    def __init__(self, model, tokenizer, talk: TalkArguments, sampling: SamplingArguments, window: int):
-        self.model, self.tokenizer, self.sampling, self.window = model, tokenizer, sampling, window
+    def __init__(self, decoder: Decoder, tokenizer, talk: TalkArguments, sampling: SamplingArguments, window: int):
+        self.decoder, self.tokenizer, self.sampling, self.window = decoder, tokenizer, sampling, window
         self.open_thinking = None if talk.open_thinking is None else bool(talk.open_thinking)
         self.tools = [TOOL_SCHEMAS[name] for name in OFFERED_TOOLS] if talk.tools else None
         self._opening = [{"role": "system", "content": talk.system}] if talk.system else []
@@ -159,7 +158,16 @@ class Conversation:
         Raises:
             ValueError: the message does not fit into the model's positions; it is forgotten.
         """
+        before = list(self.messages)
         self.messages.append({"role": "user", "content": text})
+        try:
+            yield from self._exchange()
+        except ValueError:
+            self.messages = before
+            raise
+
+    def _exchange(self) -> Iterator[Event]:
+        """The model's turns and the tools' results up to its answer."""
         for tool_round in range(MAX_TOOL_ROUNDS + 1):
             yield from self._reply()
             calls = self.messages[-1].get("tool_calls", [])
@@ -180,9 +188,9 @@ class Conversation:
         prompt, note = self._prompt()
         if note:
             yield Event("note", note)
-        room = self.model.config.max_position_embeddings - len(prompt)
+        room = self.decoder.config.max_position_embeddings - len(prompt)
         tokens = stream_tokens(
-            self.model,
+            self.decoder,
             prompt,
             max_new_tokens=min(self.sampling.max_new_tokens, room),
             stop_ids=[self.tokenizer.eos_token_id],
@@ -217,9 +225,8 @@ class Conversation:
             kept = [*self._opening, *kept[later_turns[0] :]]
             dropped += 1
             prompt = render_prompt(kept, self.tokenizer, self.tools, self.open_thinking)
-        limit = self.model.config.max_position_embeddings
+        limit = self.decoder.config.max_position_embeddings
         if len(prompt) >= limit:
-            self.messages.pop()
             raise ValueError(f"the message has {len(prompt):,} tokens with its conversation, the model takes {limit:,}")
         self.messages = kept
         return prompt, f"the oldest {dropped} turns were left out: too long for the model" if dropped else ""
@@ -275,20 +282,20 @@ def find_folder(choice: ModelChoice) -> Path:
     return found
 
 
-def open_conversation(choice: ModelChoice, talk: TalkArguments, sampling: SamplingArguments) -> tuple[Conversation, Path]:
+def open_conversation(
+    folder: Path, choice: ModelChoice, talk: TalkArguments, sampling: SamplingArguments
+) -> Conversation:
     """Load the model and start talking to it."""
-    sampling.validate()
-    folder = find_folder(choice)
     device = choose_device(choice.device)
     precision = choose_precision(device.type, has_native_bfloat16(device), choice.dtype)
     tokenizer = load_tokenizer(folder)
-    model = load_model(str(folder), precision.dtype).to(device).eval()
-    return Conversation(model, tokenizer, talk, sampling, trained_window(folder, model)), folder
+    decoder = Decoder(load_model(str(folder)).to(device), precision.dtype)
+    return Conversation(decoder, tokenizer, talk, sampling, trained_window(folder, decoder))
 
 
-def trained_window(folder: Path, model) -> int:
+def trained_window(folder: Path, decoder: Decoder) -> int:
     """Tokens that the model saw at once in training, from its run.json; else all the positions that it has."""
-    positions = model.config.max_position_embeddings
+    positions = decoder.config.max_position_embeddings
     try:
         window = json.loads((folder / "run.json").read_text(encoding="utf-8"))["settings"]["data"]["max_seq_len"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -342,12 +349,16 @@ def read_line(interactive: bool) -> str | None:
 
 def main() -> None:
     """Entry point."""
-    choice, talk, sampling = parse_arguments(ModelChoice, TalkArguments, SamplingArguments, description=__doc__.split("\n")[0])
+    logging.disable_progress_bar()
+    groups = (ModelChoice, TalkArguments, SamplingArguments)
+    choice, talk, sampling = parse_arguments(*groups, description=__doc__.split("\n")[0])
+    sampling.validate()
     for stream in (sys.stdin, sys.stdout):
         # Words are UTF-8 whatever the terminal's locale says; a broken byte must not end the talk.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")
-    conversation, folder = open_conversation(choice, talk, sampling)
+    folder = find_folder(choice)
+    conversation = open_conversation(folder, choice, talk, sampling)
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     printer = Printer(sys.stdout, styled)
     if talk.prompt is not None:

@@ -37,19 +37,24 @@ RESERVED_TOKENS = [*SPECIAL_TOKENS, *MARKUP_TOKENS, *SPARE_TOKENS]
 SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# In bytes. Chinese is written without spaces, so the pattern takes a whole clause as one word, and BPE would make
-# tokens of clauses that a corpus repeats: on the embedded corpus up to 20 characters long. 16 bytes are five Chinese
-# characters, and all but the longest English words.
-MAX_TOKEN_BYTES = 16
+# Chinese is written without spaces, so this pattern takes a whole clause as one word, with the punctuation before it,
+# and a corpus that repeats itself turns clauses into tokens: unlimited, the embedded corpus gives "the day after
+# Tuesday is Thursday" as one token, and a model cannot learn from facts that it never sees in parts. So tokens are
+# learned from text that is cut further: Chinese is parted from punctuation, its five most common particles stand
+# alone, and no token has as many as 12 bytes (three Chinese characters, or eleven letters). Encoding needs none of
+# this: what was never merged in training is not merged there.
+LEARNING_PATTERNS = ("[\u3400-\u9fff]+", "[的是在了和]")
+TOKEN_BYTES_LIMIT = 12
 MODEL_MAX_LENGTH = 32768
 MIN_VOCABULARY = len(RESERVED_TOKENS) + 256
 MAX_REPORT_CHARACTERS = 4_000_000
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer_report.json")
 
 HARD_STRINGS = [
-    "", " ", "\n\n \n", "  two  spaces ", "naïve café e\u0301 \u212b ﬁ", "你好，世界！\u3000全角", "😀👩‍👩‍👧 \U0001f1e8\U0001f1f3",
-    "don't WE'LL 12345 3.14159", "\t\ttabs\r\n", "<|im_end|> <think> </tool_call>", "\x00\x7f\u0378 \ue000",
-    'if x == "}":\n    return {"a": [1, 2]}\n', "한국어 العربية עברית ไทย",
+    "", " ", "\n\n \n", "  two  spaces ", "naïve café e\u0301 \u212b ﬁ", "你好，世界！\u3000全角",
+    "😀👩\u200d👩\u200d👧 \U0001f1e8\U0001f1f3", "don't WE'LL 12345 3.14159", "\t\ttabs\r\n",
+    "<|im_end|> <think> </tool_call>", "\x00\x7f\u0378 \ue000", 'if x == "}":\n    return {"a": [1, 2]}\n',
+    "한국어 العربية עברית ไทย",
 ]  # fmt: skip
 
 
@@ -61,7 +66,7 @@ class DataArguments:
 
     data_path: list[str] | None = dataclasses.field(
         default=None,
-        metadata={"help": "jsonl, json, csv, parquet or txt files, folders, or hub:OWNER/NAME; default: the embedded corpus"},
+        metadata={"help": "jsonl, json, csv, parquet, txt, folders or hub:OWNER/NAME; default: the embedded corpus"},
     )
     val_path: list[str] | None = dataclasses.field(
         default=None, metadata={"help": "text that compression is measured on; default: held-out rows of the data"}
@@ -80,49 +85,52 @@ class TokenizerArguments:
     compare_with: str | None = flag(None, "folder of another tokenizer, measured beside the new one")
 
 
-def documents(paths: list[str], part: Part, quiet: bool = False) -> Iterator[str]:
-    """Texts of the rows, one at a time. Conversations come as their template writes them, cut at control tokens,
-    so that what is trained on is what will be encoded, the names of roles included."""
+def documents(paths: list[str], part: Part, quiet: bool = False) -> Iterator[list[str]]:
+    """The rows, one at a time, each as the stretches of text that will be encoded whole: one for a document; for a
+    conversation what its template writes, the names of roles included, cut at control tokens."""
     template = ChatTemplate(TEMPLATE_PATH.read_text(encoding="utf-8"), RESERVED_TOKENS)
     reader = read_rows(paths, say=None if quiet else print)
     for row in split_held_out(reader, part):
         try:
             if row_kind(row.value) == "text":
-                yield text_from_row(row.value)
+                yield [text_from_row(row.value)]
             else:
                 pieces = template.pieces(*messages_from_row(row.value))
-                yield "\n".join(piece.text for piece in pieces if not piece.is_control)
+                yield [piece.text for piece in pieces if not piece.is_control]
         except ValueError as error:
             reader.reject(row, str(error))
     reader.check()
 
 
-def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE over a stream of texts. The same texts give the same tokenizer.
+def splitter(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    """Cut text by each pattern in turn, keeping everything, then write bytes in the byte-level alphabet."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def train(texts: Iterator[list[str]], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE over a stream of documents. The same documents give the same tokenizer.
 
     Raises:
         ValueError: the vocabulary has no room for the reserved tokens and the 256 bytes.
     """
     if vocab_size < MIN_VOCABULARY:
-        raise ValueError(f"--vocab_size {vocab_size} must be at least {MIN_VOCABULARY}: 36 reserved tokens and 256 bytes")
-    raw = Tokenizer(models.BPE())
-    raw.normalizer = normalizers.NFC()
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    raw.decoder = decoders.ByteLevel()
+        raise ValueError(f"--vocab_size {vocab_size} must be at least {MIN_VOCABULARY}: 36 reserved tokens, 256 bytes")
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = normalizers.NFC()
+    learner.pre_tokenizer = splitter(SPLIT_PATTERN, *LEARNING_PATTERNS)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, min_frequency=2, special_tokens=RESERVED_TOKENS, show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), max_token_length=MAX_TOKEN_BYTES,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), max_token_length=TOKEN_BYTES_LIMIT,
     )  # fmt: skip
-    raw.train_from_iterator(texts, trainer)
-    # The trainer marks all of its reserved tokens as special: take its vocabulary and add them as they are meant.
-    state = json.loads(raw.to_str())
-    state["added_tokens"] = []
-    tokenizer = Tokenizer.from_str(json.dumps(state, ensure_ascii=False))
+    learner.train_from_iterator(texts, trainer)
+    # The trainer would mark all of its reserved tokens as special: only its vocabulary and merges are taken over.
+    learned = json.loads(learner.to_str())["model"]
+    merges = [tuple(pair) for pair in learned["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab=learned["vocab"], merges=merges))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = splitter(SPLIT_PATTERN)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens(
         [AddedToken(token, special=token not in MARKUP_TOKENS, normalized=False) for token in RESERVED_TOKENS]
     )
@@ -131,7 +139,7 @@ def train(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def tokenizer_config() -> dict:
-    """tokenizer_config.json. The class is the one that a qwen3 folder's tokenizer has; transformers 4 reads the decoder."""
+    """tokenizer_config.json. The class is the one that a qwen3 folder gets; transformers 4 reads the decoder."""
     decoder = {
         str(index): {
             "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
@@ -148,18 +156,20 @@ def tokenizer_config() -> dict:
 
 
 def language_of(text: str) -> str:
-    """"chinese", "english" (Latin letters) or "other", by the letters that most of the text's characters are."""
+    """The language that most of the text's letters are of: "chinese", "english" (Latin letters) or "other"."""
     chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
     latin = sum(character.isascii() and character.isalpha() for character in text) / 4  # a word has about four letters
     other = sum(character.isalpha() for character in text) - chinese - latin * 4
     return max((("english", latin), ("chinese", chinese), ("other", other / 4)), key=lambda pair: pair[1])[0]
 
 
-def measure(tokenizer: Tokenizer, texts: list[str]) -> dict[str, dict[str, float]]:
+def measure(tokenizer: Tokenizer, texts: list[list[str]]) -> dict[str, dict[str, float]]:
     """Per language and in all: documents, tokens, and bytes and characters a token."""
     totals: dict[str, list[int]] = {}
-    for text, encoding in zip(texts, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
-        counts = (1, len(encoding.ids), len(text.encode()), len(text))
+    for stretches in texts:
+        encodings = tokenizer.encode_batch_fast(stretches, add_special_tokens=False)
+        text = "".join(stretches)
+        counts = (1, sum(len(encoding.ids) for encoding in encodings), len(text.encode()), len(text))
         for name in (language_of(text), "all"):
             totals[name] = [total + count for total, count in zip(totals.get(name, [0] * 4), counts, strict=True)]
     return {
@@ -177,15 +187,16 @@ def failed_round_trips(tokenizer: Tokenizer, texts: list[str]) -> list[str]:
     return [text for text, back in zip(texts, decoded, strict=True) if back != unicodedata.normalize("NFC", text)]
 
 
-def describe(tokenizer: Tokenizer, held_out: list[str], compare_with: str | None) -> dict:
+def describe(tokenizer: Tokenizer, held_out: list[list[str]], compare_with: str | None) -> dict:
     """The report: sizes, round trip, compression by language on held-out text, the same of another tokenizer."""
+    round_trips = [*itertools.chain.from_iterable(held_out), *HARD_STRINGS]
     report = {
         "vocabulary": tokenizer.get_vocab_size(),
         "reserved_tokens": len(RESERVED_TOKENS),
         "longest_token_bytes": max(len(token) for token in tokenizer.get_vocab() if token not in RESERVED_TOKENS),
         "round_trip": {
-            "texts": len(held_out) + len(HARD_STRINGS),
-            "failed": len(failed_round_trips(tokenizer, held_out + HARD_STRINGS)),
+            "texts": len(round_trips),
+            "failed": len(failed_round_trips(tokenizer, round_trips)),
         },
         "compression": measure(tokenizer, held_out),
     }
@@ -212,13 +223,14 @@ def print_report(report: dict) -> None:
     trip = report["round_trip"]
     print(f"vocabulary {report['vocabulary']:,}, longest token {report['longest_token_bytes']} bytes")
     print(f"round trip: {trip['texts'] - trip['failed']:,} of {trip['texts']:,} texts come back exactly (NFC)")
-    old = report.get("compared_with", {})
-    print("held-out text     documents       tokens  bytes/token  characters/token" + ("   old bytes/token  new/old tokens" if old else ""))
+    old = report.get("compared_with", {}).get("compression")
+    header = f"{'held-out text':16}{'documents':>10}{'tokens':>11}{'bytes/token':>13}{'characters/token':>18}"
+    print(header + (f"{'old bytes/token':>17}{'new/old tokens':>16}" if old else ""))
     for name, row in report["compression"].items():
-        line = f"  {name:14} {row['documents']:10,} {row['tokens']:12,} {row['bytes_per_token']:12.3f} {row['characters_per_token']:17.3f}"
+        line = f"  {name:14}{row['documents']:10,}{row['tokens']:11,}"
+        line += f"{row['bytes_per_token']:13.3f}{row['characters_per_token']:18.3f}"
         if old:
-            other = old["compression"][name]
-            line += f" {other['bytes_per_token']:17.3f} {row['tokens'] / max(other['tokens'], 1):15.3f}"
+            line += f"{old[name]['bytes_per_token']:17.3f}{row['tokens'] / max(old[name]['tokens'], 1):16.3f}"
         print(line)
 
 
@@ -228,7 +240,7 @@ def check_save_dir(folder: Path) -> None:
         raise ValueError(f"--save_dir {folder} is a file; give a folder")
     foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in FILES) if folder.exists() else []
     if foreign:
-        raise ValueError(f"--save_dir {folder} holds other things ({', '.join(foreign[:3])}); give an empty or new folder")
+        raise ValueError(f"--save_dir {folder} holds other things ({', '.join(foreign[:3])}); give a new folder")
 
 
 def save(tokenizer: Tokenizer, report: dict, folder: Path) -> None:
@@ -270,16 +282,16 @@ def main() -> None:
     texts = documents(train_paths, "all" if val_paths else "train")
     tokenizer = train(itertools.islice(texts, data.max_documents or None), options.vocab_size)
     held_out, characters = [], 0
-    for text in documents(val_paths or train_paths, "all" if val_paths else "validation", quiet=True):
-        held_out.append(text)
-        characters += len(text)
+    for stretches in documents(val_paths or train_paths, "all" if val_paths else "validation", quiet=True):
+        held_out.append(stretches)
+        characters += sum(map(len, stretches))
         if characters > MAX_REPORT_CHARACTERS:
             break
     report = describe(tokenizer, held_out, options.compare_with)
     save(tokenizer, report, folder)
     print_report(report)
     if report["vocabulary"] < options.vocab_size:
-        print(f"the text has no more than {report['vocabulary']:,} tokens to give; --vocab_size was {options.vocab_size:,}")
+        print(f"no pair of tokens is left that occurs twice: {report['vocabulary']:,} of {options.vocab_size:,} tokens")
     print(f"saved {folder} after {time.perf_counter() - started:.1f} s")
 
 

@@ -17,7 +17,7 @@ def sources():
 
 def is_entry(path: Path) -> bool:
     relative = path.relative_to(ROOT).as_posix()
-    return relative.startswith(("scripts/", "trainer/train_", "eval/eval_"))
+    return relative.startswith(("scripts/", "trainer/train_", "eval/eval_")) or relative == "eval/report.py"
 
 
 def floor(path: Path) -> int:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from dataset.lm_dataset import collate_rows
 from dataset.order import SkipBatchSampler
 from eval.bpb import LossSums, evaluate_bpb
+from model.config import MiniMindConfig
 from trainer.checkpoint import CheckpointFolder, capture_rng
 from trainer.config import Settings
 from trainer.distributed import World, all_reduce_sum, any_rank, gather_objects, gradient_sync
@@ -332,10 +333,16 @@ def save_checkpoint(run: Run) -> None:
         "random": generators,
         "expert_loads": run.expert_loads,
         "settings": run.settings.to_dict(),
+        "config": shape_fields(run.bare_model.config),
         "fingerprints": run.fingerprints,
         "tracker_id": run.tracker.run_id,
     }
     run.checkpoints.save(state, run.progress.step)
+
+
+def shape_fields(config: MiniMindConfig) -> dict[str, Any]:
+    """The model's configuration as plain values, from which `MiniMindConfig(**fields)` builds it again."""
+    return {name: getattr(config, name) for name in MiniMindConfig.__annotations__}
 
 
 def rows_per_step(run: Run) -> int:

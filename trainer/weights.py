@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from model.config import PRESETS, MiniMindConfig
@@ -189,10 +190,65 @@ def _set_dropout(model: MiniMindForCausalLM, dropout: float) -> None:
 
 
 def _model_from_pth(path: Path, arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> MiniMindForCausalLM:
-    """A plain state dict, or a checkpoint of ours, with MiniMind's parameter names."""
-    state = load_verified(path)
-    state = state.get("model", state) if isinstance(state, dict) else state
-    raise ValueError(f"--from_weight {path}: not built yet ({len(state)} tensors)")
+    """A plain state dict with MiniMind's parameter names (RoPE tables dropped), or a checkpoint of ours.
+
+    Raises:
+        ValueError: the file is damaged, or its tensors are not those of one model.
+    """
+    content = load_verified(path)
+    own_checkpoint = isinstance(content, dict) and isinstance(content.get("model"), dict)
+    state = content["model"] if own_checkpoint else content
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ValueError(f"--from_weight {path}: not a state dict; expected parameter names and tensors")
+    state = {name: tensor for name, tensor in state.items() if "freqs_" not in name}
+    state.setdefault("lm_head.weight", state.get("model.embed_tokens.weight"))
+    fields = content["config"] if own_checkpoint else infer_shape(path, state)
+    if not own_checkpoint:
+        for flag in ("num_experts_per_tok", "dropout"):
+            if getattr(arguments, flag) is not None:
+                fields[flag] = getattr(arguments, flag)
+        # MiniMind's setting for one expert per token: the weight is always 1, so its router stays as it is.
+        fields["router_frozen"] = bool(fields["use_moe"] and fields["num_experts_per_tok"] == 1)
+        fields |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model = MiniMindForCausalLM(MiniMindConfig(**fields))
+    expected = model.state_dict()
+    problems = [f"{name} is missing" for name in expected if name not in state]
+    problems += [f"{name} is not a parameter of this model" for name in state if name not in expected]
+    problems += [
+        f"{name} has shape {tuple(state[name].shape)} and should have {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+        raise ValueError(f"--from_weight {path}: {shown}")
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return model
+
+
+def infer_shape(path: Path, state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """`MiniMindConfig` fields of a state dict that carries no config; what tensors cannot tell is MiniMind's default.
+
+    Raises:
+        ValueError: the tensors that tell the shape are not there.
+    """
+    try:
+        vocab_size, hidden_size = state["model.embed_tokens.weight"].shape
+        layers = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("model.layers."))
+        head_dim = state["model.layers.0.self_attn.q_norm.weight"].shape[0]
+        heads, key_heads = (state[f"model.layers.0.self_attn.{part}_proj.weight"].shape[0] // head_dim for part in "qk")
+        experts = [name for name in state if name.startswith("model.layers.0.mlp.experts.") and name.endswith("gate_proj.weight")]
+        width = state[experts[0] if experts else "model.layers.0.mlp.gate_proj.weight"].shape[0]
+    except (KeyError, ValueError, IndexError) as error:
+        raise ValueError(f"--from_weight {path}: not a MiniMind state dict ({error} was not found or has another form)") from error
+    fields = {
+        "vocab_size": vocab_size, "hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": key_heads, "head_dim": head_dim, "use_moe": bool(experts),
+        "tie_word_embeddings": torch.equal(state["model.embed_tokens.weight"], state["lm_head.weight"]),
+    }  # fmt: skip
+    if experts:
+        return fields | {"num_experts": len(experts), "num_experts_per_tok": 1, "moe_intermediate_size": width, "intermediate_size": width}
+    return fields | {"intermediate_size": width}
 
 
 def check_result_folder(folder: Path, config: MiniMindConfig) -> None:
@@ -235,6 +291,7 @@ def save_result(
     if temporary.exists():
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
+    transformers.utils.logging.disable_progress_bar()  # one file of a small model needs none
     dtype = getattr(torch, save_dtype)
     state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
     saved_dtype, model.config.dtype = model.config.dtype, dtype

@@ -1,4 +1,4 @@
-"""A question with its solution, and its forms as conversation, evaluation row, preference pair and prompt with answer."""
+"""A question with its solution, and its forms as a conversation and as a row of an evaluation file."""
 
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,8 @@
 """Questions that take a step before the answer: think aloud, or call a tool."""
 
 from dataset.builtin.draw import Draw, Key
-from dataset.builtin.families.facts import HOME, JOB, PET, RELATION, job_with_article, pet_with_article, relation_words
+from dataset.builtin.families.fact_phrasings import HOME, JOB, PET, RELATION
+from dataset.builtin.families.facts import asked_key, job_with_article, pet_with_article, relation_words
 from dataset.builtin.families.numbers import number_pair
 from dataset.builtin.question import Question, ToolUse
 from dataset.builtin.world import Person
@@ -175,17 +176,18 @@ def lookup(draw: Draw) -> Question:
     """An entry of the register that no text tells."""
 
     def attempt():
-        person, attribute, index = draw.one(draw.world.people), draw.one(tuple(LOOKUP_FORMS)), draw.number(0, 3)
-        return (person, attribute, index), ("lookup", draw.language, attribute, person.name.en, str(index))
+        person, attribute = draw.one(draw.world.people), draw.one(tuple(LOOKUP_FORMS))
+        ask = draw.one(LOOKUP_FORMS[attribute][draw.language][0]).format(n=person.name.to(draw.language))
+        return (person, attribute, ask), asked_key(draw, ask)
 
-    (person, attribute, index), key = draw.keep(attempt)
-    asks, reply = LOOKUP_FORMS[attribute][draw.language]
+    (person, attribute, ask), key = draw.keep(attempt)
+    reply = LOOKUP_FORMS[attribute][draw.language][1]
     use = lookup_use(person, attribute, draw.language)
     name = person.name.to(draw.language)
     return Question(
         family="lookup",
         language=draw.language,
-        ask=asks[index].format(n=name),
+        ask=ask,
         reply=reply.format(n=name, v=use.result),
         keys=(key,),
         accepted=(use.result,),

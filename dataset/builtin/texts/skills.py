@@ -122,7 +122,8 @@ def odd_one_out(draw: Draw) -> str:
     left, right = (word.to(draw.language) for word in rest)
     name, own, others = odd.to(draw.language), kinds[odd].to(draw.language), kinds[rest[0]].to(draw.language)
     if draw.english:
-        return f"{capital(text)}: the word {name} does not belong. The {name} is {own}; {left} and {right} are each {others}."
+        reason = f"The {name} is {own}; {left} and {right} are each {others}."
+        return f"{capital(text)}: the word {name} does not belong. {reason}"
     return f"{text}：“{name}”和别的不同类。{name}是{own}，{left}和{right}是{others}。"
 
 

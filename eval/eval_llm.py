@@ -1,0 +1,197 @@
+"""Judge a model: loss, perplexity and bits per byte on validation text, and scored answers to questions by family.
+
+Examples:
+    python eval/eval_llm.py --weight full_sft
+    python eval/eval_llm.py --model_path out/pretrain_256 --max_questions 500
+    python eval/eval_llm.py --data_path my.val.jsonl --questions my_questions.jsonl
+"""
+import sys, pathlib  # noqa: E401
+if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from transformers.utils import logging
+
+from dataset.builtin import ensure_builtin_corpus
+from eval.questions import Question, limit_questions, load_questions
+from eval.stages import builtin_loss_data, evaluate_stage, loss_data_of, questions_fingerprint, write_evaluation
+from eval.tasks import TaskReport
+from model.model_minimind import count_parameters, load_model
+from trainer.config import ROOT, flag, parse_arguments, user_errors
+from trainer.data import BUILTIN_FOLDER
+from trainer.distributed import choose_device
+from trainer.precision import choose_precision, has_native_bfloat16
+from trainer.weights import COMMAND_FOR, find_weight, load_tokenizer
+
+
+@dataclasses.dataclass
+class ModelChoice:
+    """Which model is judged."""
+
+    _argument_group_name = "model"
+
+    weight: str = flag("full_sft", "a finished stage in --save_dir: pretrain, mid_train, full_sft or another's name")
+    model_path: str | None = flag(None, "a model folder, instead of --weight")
+    save_dir: str = flag(str(ROOT / "out"), "folder of finished models")
+    hidden_size: int | None = flag(None, "only a model of this width; by default the newest")
+    use_moe: Literal[0, 1] | None = flag(None, "1: only mixture of experts, 0: only dense; by default the newest")
+    device: str = flag("auto", "cpu, cuda, cuda:1, mps; auto: the best there is")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag("auto", "precision; auto: what the device has")
+
+
+@dataclasses.dataclass
+class EvaluationArguments:
+    """What it is judged on. Without these flags: the embedded validation rows and test questions."""
+
+    _argument_group_name = "evaluation"
+
+    data_path: list[str] | None = dataclasses.field(
+        default=None, metadata={"help": "validation files for the losses: documents, conversations or both"}
+    )
+    questions: str | None = flag(None, "jsonl of your own questions: conversations, answers, family, check")
+    split: Literal["test", "val"] = flag("test", "which of the embedded questions")
+    max_questions: int = flag(0, "ask at most so many, evenly from all families; 0: all")
+    max_batches: int = flag(0, "batches of validation rows for each loss; 0: all")
+    max_new_tokens: int = flag(0, "longest reply; 0: three times the longest right one of the family, and some")
+    batch_size: int = flag(128, "questions answered together")
+    strict: Literal[0, 1] = flag(0, "1: any unusable row of --data_path is an error")
+    samples: int = flag(6, "replies printed")
+    seed: int = flag(0, "seed of the sampler (which is greedy)")
+
+    def validate(self) -> None:
+        """Raise ValueError that names the first flag out of range."""
+        for name in ("max_questions", "max_batches", "max_new_tokens", "samples"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} {getattr(self, name)} must not be negative; 0 means no limit")
+        if self.batch_size < 1:
+            raise ValueError(f"--batch_size {self.batch_size} must be at least 1")
+
+
+def find_folder(choice: ModelChoice) -> Path:
+    """The model folder that the flags name.
+
+    Raises:
+        ValueError: there is none; the message has the command that makes it.
+    """
+    if choice.model_path is not None:
+        folder = Path(choice.model_path)
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"--model_path {folder}: no model there (no config.json)")
+        return folder
+    found = find_weight(choice.weight, choice.save_dir, choice.hidden_size, choice.use_moe)
+    if found is None:
+        command = COMMAND_FOR.get(choice.weight)
+        way_out = f"make it with: {command}" if command else f"finished stages are {', '.join(COMMAND_FOR)}"
+        raise ValueError(f"--weight {choice.weight}: no such finished model in {choice.save_dir}; {way_out}")
+    return found
+
+
+def evaluate(choice: ModelChoice, arguments: EvaluationArguments) -> tuple[Path, dict[str, Any], TaskReport | None]:
+    """Evaluate what the flags name; returns the model's folder, what goes into eval.json, and the replies."""
+    arguments.validate()
+    questions_path = Path(arguments.questions or ensure_builtin_corpus(BUILTIN_FOLDER)[f"eval.{arguments.split}"])
+    questions = limit_questions(load_questions(questions_path), arguments.max_questions or None)
+    folder = find_folder(choice)
+    device = choose_device(choice.device)
+    precision = choose_precision(device.type, has_native_bfloat16(device), choice.dtype)
+    tokenizer = load_tokenizer(folder)
+    model = load_model(str(folder)).to(device)
+    picked = "" if choice.model_path else " (the newest of that name)"
+    print(f"model: {folder}{picked}, {count_parameters(model)[0] / 1e6:.2f}M parameters")
+    print(f"precision: {str(precision.dtype).removeprefix('torch.')} on {device} ({precision.reason})", flush=True)
+    if arguments.data_path is None:
+        loss_data = builtin_loss_data(BUILTIN_FOLDER, tokenizer)
+    else:
+        loss_data = loss_data_of(arguments.data_path, tokenizer, strict=bool(arguments.strict))
+    result, report = evaluate_stage(
+        model, tokenizer, loss_data, questions, precision.dtype, arguments.batch_size,
+        arguments.max_new_tokens or None, arguments.max_batches or None, arguments.seed,
+    )  # fmt: skip
+    return folder, {"model": folder.name} | describe(choice, arguments, questions, questions_path) | result, report
+
+
+def describe(
+    choice: ModelChoice, arguments: EvaluationArguments, questions: list[Question], questions_path: Path
+) -> dict[str, Any]:
+    """What eval.json says of how it was made."""
+    return {
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "questions": {
+            "path": str(questions_path),
+            "count": len(questions),
+            "fingerprint": questions_fingerprint(questions),
+        },
+        "data": arguments.data_path or "the embedded validation rows",
+        "device": choice.device,
+    }
+
+
+def print_evaluation(result: dict[str, Any], report: TaskReport | None, num_samples: int, console: Console) -> None:
+    """The losses, the scores by family, tools and turns, and some replies, as tables."""
+    losses = Table("validation", "loss", "perplexity", "bits per byte", "tokens", "bytes", title="Losses")
+    for name, sums in result["losses"].items():
+        values = [sums[key] for key in ("loss", "perplexity", "bits_per_byte")]
+        figures = ["-" if value is None else f"{value:.4f}" for value in values]
+        losses.add_row(name, *figures, f"{sums['tokens']:,}", f"{sums['bytes']:,}")
+    console.print(losses)
+    if report is None:
+        return
+    console.print(scores_table(report))
+    tools = report.tools
+    if tools.total:
+        console.print(
+            f"tool calls: {tools.total} asked for, well-formed {tools.well_formed / tools.total:.1%}, right tool "
+            f"{tools.right_name / tools.total:.1%}, right arguments {tools.right_arguments / tools.total:.1%}, right "
+            f"final answer {tools.right_final_answer / tools.total:.1%}"
+        )
+    console.print(f"turns that the model ended itself: {report.turn_ending_rate:.2%}")
+    console.print(
+        f"{len(report.answered):,} questions in {report.seconds:.0f} s, with the losses {result['seconds']:.0f} s"
+    )
+    for sample in report.samples()[:: max(1, len(report.samples()) // max(1, num_samples))][:num_samples]:
+        verdict = "right" if sample["right"] else f"wrong, expected {sample['expected']!r}"
+        line = f"  {sample['family']} | {sample['prompt']} -> {sample['reply']!r} ({verdict})"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def scores_table(report: TaskReport) -> Table:
+    """A row for each family, a column for each language: right/total, accuracy, interval, best constant reply."""
+    scores = {(score.family, score.language): score for score in report.families}
+    languages = sorted({language for _, language in scores})
+    table = Table("family", *languages, title="Questions: right, 95 % interval, and the best constant reply's score")
+    for family in sorted({family for family, _ in scores}):
+        cells = []
+        for language in languages:
+            score = scores.get((family, language))
+            cells.append("" if score is None else (
+                f"{score.right:>3}/{score.total:<3} {score.accuracy:>6.1%} [{score.interval.low:.0%}-"
+                f"{score.interval.high:.0%}]  ({score.constant_right / score.total:.0%})"
+            ))  # fmt: skip
+        arithmetic = any(score.free_arithmetic for score in report.families if score.family == family)
+        table.add_row(family + (" *" if arithmetic else ""), *cells)
+    right, total = sum(item.right for item in report.answered), len(report.answered)
+    table.caption = f"all: {right:,}/{total:,} {right / total:.1%}" + (
+        "; * needs arithmetic without a tool" if any(score.free_arithmetic for score in report.families) else ""
+    )
+    return table
+
+
+def main() -> None:
+    """Entry point."""
+    description = __doc__.split("\n", 1)[0]
+    logging.disable_progress_bar()
+    choice, arguments = parse_arguments(ModelChoice, EvaluationArguments, description=description)
+    folder, result, report = evaluate(choice, arguments)
+    print_evaluation(result, report, arguments.samples, Console(width=None if sys.stdout.isatty() else 120))
+    print(f"saved {write_evaluation(folder, result, report)}")
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

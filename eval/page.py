@@ -1,0 +1,256 @@
+"""The report as markdown, from the records of finished runs: totals first, then stage by stage, then details."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from eval.curves import format_tokens, merge_languages
+from eval.questions import wilson_interval
+from eval.records import RunRecord
+
+LANGUAGE_NAMES = {"en": "English", "zh": "Chinese"}
+SAMPLE_FAMILIES = 10
+
+
+def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
+    """The whole report.
+
+    Args:
+        records: the runs, in order; see `eval.records.find_records`.
+        pictures: file names of "curves" and "scores", as far as they were drawn.
+    """
+    sections = [_totals(records), _stages(records)]
+    if "curves" in pictures:
+        sections.append(
+            f"![Validation bits per byte and training loss over all stages]({pictures['curves']})\n\n"
+            "Above: bits per byte on held-out text and chats; lower is better, whatever the tokenizer. Below: the "
+            "training loss over the tokens that each stage learns from, so it jumps where the data changes."
+        )
+    scored = [record for record in records if record.family_scores]
+    if scored:
+        sections += [_scores(scored, pictures), _tools(scored), _samples(scored)]
+    sections += [_data(records), _environment(records), _commands(records)]
+    return "\n\n".join(["# How the training went", *(section for section in sections if section)]) + "\n"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A markdown table; the first `left` columns are text, the others figures on the right."""
+    marks = ["---"] * left + ["---:"] * (len(header) - left)
+    lines = [header, marks, *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cell(text: str, longest: int = 160) -> str:
+    """Any text inside one table cell: no line breaks, no column marks, nothing that markdown would format."""
+    text = " ⏎ ".join(part.strip() for part in text.splitlines() if part.strip())
+    text = text if len(text) <= longest else text[: longest - 1] + "…"
+    for character in "\\|*_`<>[]":
+        text = text.replace(character, "\\" + character)
+    return text
+
+
+def duration(seconds: float) -> str:
+    """45 s, 3 min 20 s, 2 h 05 min."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds // 60 % 60:02d} min"
+
+
+def _percent(right: int, total: int) -> str:
+    return f"{right / total:.1%}".replace("%", " %") if total else "-"
+
+
+def _with_interval(score: dict[str, Any]) -> str:
+    interval = wilson_interval(score["right"], score["total"])
+    return f"{100 * score['right'] / score['total']:.0f} ({100 * interval.low:.0f}–{100 * interval.high:.0f})"
+
+
+def _totals(records: Sequence[RunRecord]) -> str:
+    """What a newcomer wants to know, in a few lines."""
+    last = records[-1]
+    chain = [record for record in records if record.chain == last.chain]
+    parameters = last.run.get("parameters", {})
+    total, active = parameters.get("total", 0), parameters.get("active", 0)
+    size = f"{total / 1e6:.1f} million parameters" + (
+        f" ({active / 1e6:.1f} million active)" if active != total else ""
+    )
+    lines = [
+        f"- **{last.name}**: {size}, trained in {len(chain)} stage{'s' if len(chain) > 1 else ''} on "
+        f"{format_tokens(sum(record.tokens for record in chain))} tokens in "
+        f"**{duration(sum(record.seconds for record in chain))}** on {_device(last)}."
+    ]
+    scores = (last.evaluation or {}).get("scores")
+    if scores:
+        families = merge_languages(last).values()
+        plain = [score for score in families if not score["free_arithmetic"]]
+        right, asked = sum(score["right"] for score in plain), sum(score["total"] for score in plain)
+        lines.append(
+            f"- It answers **{_percent(right, asked)}** of {asked:,} held-out questions rightly"
+            + (" (those that need arithmetic without a tool apart)" if len(plain) < len(families) else "")
+            + f", and ends {_percent(scores['turns_ended'], scores['turns'])} of its turns itself."
+        )
+        tools = scores["tools"]
+        if tools["total"]:
+            lines.append(
+                f"- Of {tools['total']:,} questions that need a tool, it makes the right call in "
+                f"{_percent(tools['right_arguments'], tools['total'])}."
+            )
+    return "\n".join(lines)
+
+
+def _device(record: RunRecord) -> str:
+    environment = record.run.get("environment", {})
+    device = str(environment.get("device", "an unknown device"))
+    if device == "cpu":
+        device = f"{environment.get('threads', '?')} CPU threads"
+    ranks = environment.get("ranks", 1)
+    return device if ranks == 1 else f"{ranks} ranks of {device}"
+
+
+def _stages(records: Sequence[RunRecord]) -> str:
+    sources = list(dict.fromkeys(source for record in records for source in record.validation_sources))
+    sources.sort(key=lambda source: {"text": 0, "chat": 1}.get(source, 2))
+    scored = any(record.family_scores for record in records)
+    header = ["stage", "documents", "chats", "tokens", "steps", "time", "tokens/s"]
+    header += [f"bits per byte, {source}" for source in sources] + (["right answers"] if scored else [])
+    rows = []
+    for record in records:
+        data = record.run.get("data", {}).get("train", {})
+        row = [
+            record.name,
+            f"{data.get('documents', 0):,}",
+            f"{data.get('conversations', 0):,}",
+            format_tokens(record.tokens),
+            f"{record.run.get('progress', {}).get('step', 0):,}",
+            duration(record.seconds),
+            f"{record.run.get('tokens_per_second', 0):,.0f}",
+        ]
+        row += [_before_after(record, source) for source in sources]
+        if scored:
+            scores = (record.evaluation or {}).get("scores")
+            row.append(_percent(scores["right"], scores["questions"]) if scores else "-")
+        rows.append(row)
+    return "## Stage by stage\n\n" + table(header, rows)
+
+
+def _before_after(record: RunRecord, source: str) -> str:
+    """Bits per byte before and after the stage, or after it alone where only the evaluation looked at that source."""
+    points = record.validation_points(source)
+    if points:
+        return f"{points[0][1]:.3f} → {points[-1][1]:.3f}" if len(points) > 1 else f"{points[0][1]:.3f}"
+    value = (record.evaluation or {}).get("losses", {}).get(source, {}).get("bits_per_byte")
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _scores(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
+    scores = [record.family_scores for record in records]
+    languages = sorted({language for of_record in scores for _, language in of_record})
+    text = ["## Scores by question family"]
+    if "scores" in pictures:
+        text.append(f"![Right answers by question family, for each stage]({pictures['scores']})")
+    text.append(
+        "Right answers to held-out questions in per cent, greedily decoded, with the 95 % interval (Wilson). "
+        "*constant* is what the best single reply to all of a family's questions would get."
+    )
+    for language in languages:
+        families = sorted(
+            {family for of_record in scores for family, its_language in of_record if its_language == language}
+        )
+        rows = []
+        for family in families:
+            found = [of_record.get((family, language)) for of_record in scores]
+            one = next(score for score in found if score)
+            rows.append([
+                family + (" \\*" if one["free_arithmetic"] else ""),
+                f"{one['total']}",
+                f"{100 * one['constant']:.0f}",
+                *(_with_interval(score) if score else "-" for score in found),
+            ])  # fmt: skip
+        title = LANGUAGE_NAMES.get(language, language)
+        header = ["family", "questions", "constant", *(record.name for record in records)]
+        text.append(f"### {title}\n\n" + table(header, rows))
+    if any(score["free_arithmetic"] for of_record in scores for score in of_record.values()):
+        text.append("\\* needs arithmetic without a tool")
+    return "\n\n".join(text)
+
+
+def _tools(records: Sequence[RunRecord]) -> str:
+    rows = []
+    for record in records:
+        scores = record.evaluation["scores"]
+        tools = scores["tools"]
+        steps = ("well_formed", "right_name", "right_arguments", "right_final_answer")
+        rows.append(
+            [record.name]
+            + [_percent(tools[name], tools["total"]) for name in steps]
+            + [_percent(scores["turns_ended"], scores["turns"])]
+        )
+    total = records[-1].evaluation["scores"]["tools"]["total"]
+    header = ["stage", "well-formed", "right tool", "right arguments", "right final answer", "turns ended"]
+    return (
+        "## Tool calls and turns\n\n"
+        f"Of {total:,} questions that need a tool; and the share of all turns that the model ended itself.\n\n"
+        + table(header, rows)
+    )
+
+
+def _samples(records: Sequence[RunRecord]) -> str:
+    """The same questions answered by each stage, side by side: some families, the languages in turn."""
+    by_id = [{sample["id"]: sample for sample in record.evaluation["samples"]} for record in records]
+    shared = [sample for identifier, sample in by_id[-1].items() if all(identifier in samples for samples in by_id)]
+    families: dict[str, list[dict[str, Any]]] = {}
+    for sample in shared:
+        families.setdefault(sample["family"], []).append(sample)
+    rows = []
+    chosen = list(families.values())[:: max(1, len(families) // SAMPLE_FAMILIES)][:SAMPLE_FAMILIES]
+    for index, of_family in enumerate(chosen):
+        sample = of_family[index % len(of_family)]
+        replies = [samples[sample["id"]] for samples in by_id]
+        rows.append(
+            [sample["family"], cell(sample["prompt"]), cell(sample["expected"])]
+            + [("✓ " if reply["right"] else "✗ ") + cell(reply["reply"], 100) for reply in replies]
+        )
+    if not rows:
+        return ""
+    header = ["family", "question", "expected", *(record.name for record in records)]
+    return "## The same questions, stage by stage\n\n" + table(header, rows, left=len(header))
+
+
+def _data(records: Sequence[RunRecord]) -> str:
+    rows = []
+    for record in records:
+        for name, data in record.run.get("data", {}).items():
+            paths = record.data_paths if name == "train" else record.run["settings"]["data"].get("val_path") or []
+            skipped = sum(data.get("skipped", {}).values()) + data.get("bad_rows", 0)
+            rows.append([
+                record.name,
+                name if name == "train" else f"validation: {name}",
+                ", ".join(cell(str(path), 60) for path in paths or list(data.get("passes", {})) or ["embedded corpus"]),
+                f"{data.get('rows_read', 0):,}",
+                f"{skipped:,}",
+                format_tokens(data.get("tokens", 0)),
+                format_tokens(data.get("supervised_tokens", 0)),
+                f"{100 * data.get('fill_rate', 0):.1f} %",
+                f"`{str(data.get('fingerprint', ''))[:12]}`",
+            ])  # fmt: skip
+    header = ["stage", "part", "from", "rows", "left out", "tokens", "with a loss", "filled", "fingerprint"]
+    return "## Data\n\n" + table(header, rows, left=3)
+
+
+def _environment(records: Sequence[RunRecord]) -> str:
+    names = list(dict.fromkeys(name for record in records for name in record.run.get("environment", {})))
+    rows = [
+        [name, *(cell(str(record.run.get("environment", {}).get(name, "-"))) for record in records)] for name in names
+    ]
+    rows.append(["precision", *(cell(str(record.run.get("precision", "-"))) for record in records)])
+    shape = [", ".join(f"{name} {value}" for name, value in record.run.get("model", {}).items()) for record in records]
+    rows.append(["model", *(cell(text, 400) for text in shape)])
+    header = ["", *(record.name for record in records)]
+    return "## Environment\n\n" + table(header, rows, left=len(header))
+
+
+def _commands(records: Sequence[RunRecord]) -> str:
+    lines = [str(record.run.get("command", "")) for record in records]
+    return "## Commands that made it\n\n```\n" + "\n".join(lines) + "\n```"

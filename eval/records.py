@@ -1,0 +1,147 @@
+"""What finished runs left behind, read back: run.json, metrics.jsonl and eval.json of each model folder."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eval.stages import read_evaluation
+
+STAGE_ORDER = ("pretrain", "mid_train", "full_sft")
+
+
+@dataclass
+class RunRecord:
+    """One finished run.
+
+    Attributes:
+        folder: the model's folder.
+        run: run.json.
+        metrics: lines of metrics.jsonl, by step.
+        evaluation: eval.json, or None.
+        first_token: tokens that the runs before it in the same chain have processed.
+    """
+
+    folder: Path
+    run: dict[str, Any]
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: dict[str, Any] | None = None
+    first_token: int = 0
+
+    @property
+    def name(self) -> str:
+        """The folder's name, such as pretrain_256."""
+        return self.folder.name
+
+    @property
+    def stage(self) -> str:
+        """The stage's name, such as pretrain."""
+        return str(self.run.get("stage", self.name))
+
+    @property
+    def chain(self) -> str:
+        """What the folders of one model's stages have in common: the part behind the stage's name, such as 256_moe."""
+        head, _, tail = self.name.rpartition("_")
+        if tail == "moe":
+            head, _, width = head.rpartition("_")
+            tail = f"{width}_moe"
+        return tail
+
+    @property
+    def tokens(self) -> int:
+        """Tokens processed, context included."""
+        return int(self.run.get("progress", {}).get("tokens", 0))
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in training steps."""
+        return float(self.run.get("progress", {}).get("seconds", 0.0))
+
+    @property
+    def data_paths(self) -> list[str]:
+        """The user's own files; empty when it was trained on the embedded corpus."""
+        return list(self.run.get("settings", {}).get("data", {}).get("data_path") or [])
+
+    @property
+    def training_points(self) -> list[tuple[int, float]]:
+        """(tokens so far in the chain, training loss) of each progress line."""
+        return [
+            (self.first_token + line["tokens"], line["loss"])
+            for line in self.metrics
+            if "loss" in line and "tokens" in line
+        ]
+
+    def validation_points(self, source: str) -> list[tuple[int, float]]:
+        """(tokens so far in the chain, bits per byte) of each evaluation on one validation source."""
+        key = f"validation_bpb_{source}"
+        lines = (line for line in self.metrics if isinstance(line.get(key), int | float) and "tokens" in line)
+        return [(self.first_token + line["tokens"], line[key]) for line in lines]
+
+    @property
+    def validation_sources(self) -> list[str]:
+        """Names of the validation sources, as logged."""
+        keys = {key for line in self.metrics for key in line if key.startswith("validation_bpb_")}
+        return sorted((key.removeprefix("validation_bpb_") for key in keys), reverse=True)
+
+    @property
+    def family_scores(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Scores by (family, language); empty when it was not evaluated."""
+        families = (self.evaluation or {}).get("scores", {}).get("families", [])
+        return {(score["family"], score["language"]): score for score in families}
+
+
+def load_record(folder: Path) -> RunRecord:
+    """Read one run back.
+
+    Raises:
+        ValueError: the folder is no finished run, or its files are damaged.
+    """
+    try:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        metrics = [json.loads(line) for line in lines if line.strip()]
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder}: not a finished run, {Path(error.filename).name} is missing") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: the record of this run cannot be read: {error}") from error
+    return RunRecord(folder, run, metrics, read_evaluation(folder))
+
+
+def find_records(save_dir: Path, names: Sequence[str] | None = None) -> list[RunRecord]:
+    """The runs of a folder in the order of their stages, or those that are named (folder names or paths), as given.
+
+    Raises:
+        ValueError: there is none, or a named one does not exist; the message has the command that makes one.
+    """
+    if names:
+        folders = [path if (path := save_dir / name).is_dir() else Path(name) for name in names]
+        for name, folder in zip(names, folders, strict=True):
+            if not folder.is_dir():
+                known = ", ".join(sorted(path.parent.name for path in save_dir.glob("*/run.json"))) or "none"
+                raise ValueError(f"--runs {name}: no such run in {save_dir}; finished runs are: {known}")
+        return chain_records([load_record(folder) for folder in folders])
+    found = sorted(path.parent for path in save_dir.glob("*/run.json") if not path.parent.name.startswith("."))
+    if not found:
+        raise ValueError(f"{save_dir}: no finished run; make one with: python trainer/train_pretrain.py")
+    records = [load_record(folder) for folder in found]
+    return chain_records(
+        sorted(records, key=lambda record: (record.chain, _rank(record), record.run.get("finished", "")))
+    )
+
+
+def _rank(record: RunRecord) -> int:
+    return STAGE_ORDER.index(record.stage) if record.stage in STAGE_ORDER else len(STAGE_ORDER)
+
+
+def chain_records(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Set where each run begins on the common axis of tokens: behind the earlier stages of the same model."""
+    records = list(records)
+    for record in records:
+        earlier = [other for other in records if other.chain == record.chain and _rank(other) < _rank(record)]
+        # Two runs of one stage stand side by side, not behind each other.
+        longest = {}
+        for other in earlier:
+            longest[other.stage] = max(longest.get(other.stage, 0), other.tokens)
+        record.first_token = sum(longest.values())
+    return records

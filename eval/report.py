@@ -1,0 +1,138 @@
+"""Write the report of finished runs: out/report.md and its pictures, evaluating first what was not evaluated yet.
+
+Examples:
+    python eval/report.py
+    python eval/report.py --runs pretrain_256 full_sft_256
+"""
+import sys, pathlib  # noqa: E401
+if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from transformers.utils import logging
+
+from dataset.builtin import ensure_builtin_corpus
+from eval.curves import draw_curves, draw_scores
+from eval.page import build_page
+from eval.questions import Question, limit_questions, load_questions
+from eval.records import RunRecord, find_records
+from eval.stages import builtin_loss_data, evaluate_stage, questions_fingerprint, write_evaluation
+from model.model_minimind import load_model
+from trainer.config import ROOT, flag, parse_arguments, user_errors
+from trainer.data import BUILTIN_FOLDER
+from trainer.distributed import choose_device
+from trainer.precision import choose_precision, has_native_bfloat16
+from trainer.weights import load_tokenizer
+
+
+@dataclasses.dataclass
+class ReportArguments:
+    """What is reported."""
+
+    _argument_group_name = "report"
+
+    out_dir: str = flag(str(ROOT / "out"), "folder of finished runs; the report goes there too")
+    runs: list[str] | None = dataclasses.field(
+        default=None, metadata={"help": "folder names in --out_dir, or paths; by default every finished run there"}
+    )
+    evaluate: Literal["missing", "all", "none"] = flag("missing", "which runs to evaluate first")
+    max_questions: int = flag(0, "ask at most so many of the embedded test questions, evenly from all families; 0: all")
+    batch_size: int = flag(128, "questions answered together")
+    device: str = flag("auto", "cpu, cuda, cuda:1, mps; auto: the best there is")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag("auto", "precision; auto: what the device has")
+
+
+def evaluate_record(record: RunRecord, questions: Sequence[Question], arguments: ReportArguments) -> None:
+    """Evaluate a run on the embedded validation rows and questions, leaving its eval.json, and take the result in."""
+    device = choose_device(arguments.device)
+    dtype = choose_precision(device.type, has_native_bfloat16(device), arguments.dtype).dtype
+    tokenizer = load_tokenizer(record.folder)
+    model = load_model(str(record.folder)).to(device)
+    loss_data = builtin_loss_data(BUILTIN_FOLDER, tokenizer)
+    result, replies = evaluate_stage(model, tokenizer, loss_data, questions, dtype, arguments.batch_size)
+    about = {
+        "model": record.name,
+        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "questions": {"path": "embedded", "count": len(questions), "fingerprint": questions_fingerprint(questions)},
+        "data": "the embedded validation rows",
+        "device": str(device),
+    }
+    write_evaluation(record.folder, about | result, replies)
+    record.evaluation = about | result
+    scores = result["scores"]
+    print(
+        f"  {record.name}: {scores['right']:,} of {scores['questions']:,} right, {result['seconds']:.0f} s", flush=True
+    )
+
+
+def evaluate_records(records: Sequence[RunRecord], arguments: ReportArguments) -> None:
+    """Evaluate what `--evaluate` asks for.
+
+    Runs that were trained on a user's own files are left alone unless all are asked for: the embedded questions are
+    about a world that they never saw.
+    """
+    if arguments.evaluate == "none":
+        return
+    path = ensure_builtin_corpus(BUILTIN_FOLDER)["eval.test"]
+    questions = limit_questions(load_questions(path), arguments.max_questions or None)
+    fingerprint = questions_fingerprint(questions)
+    for record in records:
+        done = (record.evaluation or {}).get("questions", {}).get("fingerprint") == fingerprint
+        if arguments.evaluate == "all" or not (done or record.data_paths):
+            evaluate_record(record, questions, arguments)
+
+
+def comparable_scores(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs that were scored on the same questions as the last scored one; dots of others would mislead."""
+    scored = [record for record in records if record.family_scores]
+    if not scored:
+        return []
+    wanted = scored[-1].evaluation.get("questions", {}).get("fingerprint")
+    return [record for record in scored if record.evaluation.get("questions", {}).get("fingerprint") == wanted]
+
+
+def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:
+    """Draw the pictures and write report.md; returns its path.
+
+    Raises:
+        ValueError: the folder cannot be written to.
+    """
+    pictures = {}
+    page = out_dir / "report.md"
+    try:
+        if any(record.training_points or record.validation_sources for record in records):
+            pictures["curves"] = "report_curves.png"
+            draw_curves(records, out_dir / pictures["curves"])
+        if comparable := comparable_scores(records):
+            pictures["scores"] = "report_scores.png"
+            draw_scores(comparable, out_dir / pictures["scores"])
+        for record in records:
+            if record not in comparable:
+                record.evaluation = None
+        page.write_text(build_page(records, pictures), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{page}: the report could not be written: {error}") from error
+    return page
+
+
+def main() -> None:
+    """Entry point."""
+    logging.disable_progress_bar()
+    (arguments,) = parse_arguments(ReportArguments, description=__doc__.split("\n", 1)[0])
+    if arguments.max_questions < 0 or arguments.batch_size < 1:
+        raise ValueError("--max_questions must not be negative, and --batch_size must be at least 1")
+    out_dir = Path(arguments.out_dir)
+    records = find_records(out_dir, arguments.runs)
+    print(f"runs: {', '.join(record.name for record in records)}", flush=True)
+    evaluate_records(records, arguments)
+    print(f"wrote {write_report(records, out_dir)}")
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,162 @@
+"""The whole evaluation of one stage: losses on validation text, scores on questions, and the files that keep them.
+
+`eval_llm.py` and `report.py` both call this, so a number in the report is the number that the command prints.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dataset.builtin import ensure_builtin_corpus
+from dataset.formats import row_kind
+from dataset.lm_dataset import MixtureDataset, collate_rows
+from dataset.sources import parse_sources, read_rows
+from eval.bpb import evaluate_bpb, token_byte_lengths
+from eval.questions import Question
+from eval.tasks import TaskReport, score_questions
+
+EVALUATION_FILE = "eval.json"
+REPLIES_FILE = "eval_replies.jsonl"
+WINDOW = 512
+"""Tokens in a row of validation text; the same for every stage, whatever it was trained with."""
+
+ROWS_LOOKED_AT = 1000
+
+
+def builtin_loss_data(folder: str | Path, tokenizer, window: int = WINDOW) -> dict[str, Dataset]:
+    """The embedded validation rows: "text", and "chat" with a loss on what the assistant says."""
+    paths = ensure_builtin_corpus(folder)
+    return {
+        "text": MixtureDataset(paths["pretrain.val"], tokenizer, window, say=None),
+        "chat": MixtureDataset(paths["sft.val"], tokenizer, window, say=None),
+    }
+
+
+def loss_data_of(paths: Sequence[str], tokenizer, window: int = WINDOW, strict: bool = False) -> dict[str, Dataset]:
+    """A user's validation rows by what they are, "text" and "chat"; by file too where there are several.
+
+    Raises:
+        ValueError: a file that cannot be read or used.
+    """
+    data: dict[str, Dataset] = {}
+    for source in parse_sources(paths):
+        kinds = set()
+        for row in islice(read_rows(source.path, say=None), ROWS_LOOKED_AT):
+            with contextlib.suppress(ValueError):  # a bad row is counted when the data set is made
+                kinds.add(row_kind(row.value))
+        # Without any usable row the data set raises the error that lists them.
+        for kind in sorted(kinds, reverse=True) or ["text"]:
+            only = "document" if kind == "text" else "conversation"
+            name = kind if len(paths) == 1 else f"{Path(source.path).name} ({kind})"
+            data[name] = MixtureDataset(source.path, tokenizer, window, strict=strict, only=only)
+    return data
+
+
+def evaluate_losses(
+    model, tokenizer, data: Mapping[str, Dataset], dtype: torch.dtype, batch_size: int, max_batches: int | None = None
+) -> dict[str, dict[str, float]]:
+    """Loss, perplexity and bits per byte on each set, under autocast in `dtype` (none for float32).
+
+    Raises:
+        ValueError: a set has no token to predict.
+    """
+    token_bytes = token_byte_lengths(tokenizer)
+    device = next(model.parameters()).device
+    results = {}
+    for name, rows in data.items():
+        loader = DataLoader(rows, batch_size=batch_size, collate_fn=collate_rows)
+        precision = contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+        with precision:
+            sums = evaluate_bpb(model, loader, max_batches, token_bytes)
+        if not sums.tokens:
+            raise ValueError(f"the validation data {name!r} has no token to predict")
+        results[name] = {key: value if math.isfinite(value) else None for key, value in sums.to_dict().items()}
+    return results
+
+
+def evaluate_stage(
+    model,
+    tokenizer,
+    loss_data: Mapping[str, Dataset],
+    questions: Sequence[Question],
+    dtype: torch.dtype,
+    batch_size: int = 128,
+    max_new_tokens: int | None = None,
+    max_batches: int | None = None,
+    seed: int = 0,
+) -> tuple[dict[str, Any], TaskReport | None]:
+    """Everything that is measured of a finished stage. The model is left as it was.
+
+    Args:
+        model: MiniMindForCausalLM with float32 weights on its device.
+        tokenizer: its tokenizer.
+        loss_data: validation rows by name; may be empty.
+        questions: may be empty.
+        dtype: computes the losses (by autocast) and the replies (by a copy of the weights).
+        batch_size: prompts answered together; an eighth of it for losses, whose rows are longer.
+        max_new_tokens, max_batches: caps, see `score_questions` and `evaluate_bpb`.
+        seed: of the sampler.
+
+    Returns:
+        What goes into eval.json, and the scored replies, or None without questions.
+    """
+    started = time.perf_counter()
+    result: dict[str, Any] = {
+        "losses": evaluate_losses(model, tokenizer, loss_data, dtype, max(1, batch_size // 8), max_batches)
+    }
+    report = None
+    if questions:
+        report = score_questions(model, tokenizer, questions, max_new_tokens, batch_size, seed, dtype=dtype)
+        result |= {"scores": report.to_dict(), "samples": report.samples()}
+    result["seconds"] = time.perf_counter() - started
+    return result, report
+
+
+def questions_fingerprint(questions: Sequence[Question]) -> str:
+    """Changes with any question: scores may be compared only where this is equal."""
+    content = json.dumps([repr(question) for question in questions])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def write_evaluation(folder: Path, result: dict[str, Any], report: TaskReport | None) -> Path:
+    """Leave eval.json and, one reply a line, eval_replies.jsonl in a model's folder; returns the path of the first.
+
+    Raises:
+        ValueError: the folder cannot be written to.
+    """
+    replies = "" if report is None else "".join(_line(item.to_dict()) for item in report.answered)
+    path = folder / EVALUATION_FILE
+    try:
+        _replace(folder / REPLIES_FILE, replies)
+        _replace(path, json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise ValueError(f"{path}: the evaluation could not be written: {error}") from error
+    return path
+
+
+def read_evaluation(folder: Path) -> dict[str, Any] | None:
+    """The eval.json of a model's folder; None when there is none that can be read."""
+    try:
+        result = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) else None
+
+
+def _line(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,340 @@
+"""Batched decoding, the only sampler: prompts in, token ids out.
+
+`Decoder` runs the same weights as `MiniMindForCausalLM` without its modules: norm weights are folded into the products
+that follow, q/k/v and gate/up are one product each, and keys and values go into a preallocated cache. At small sizes
+most of a token's time is the cost of calling operations, so the fewer calls the better.
+
+Rows are independent: a row's sample depends on its prompt, the seed and its index, never on its neighbours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.model_minimind import MiniMindForCausalLM, rotate
+from model.moe import MixtureOfExperts, run_grouped
+
+CACHE_STEP = 128  # the cache grows by at least so many tokens
+
+
+@dataclass
+class GeneratedReply:
+    """What one prompt led to: the new ids without the stop token, and whether a stop token ended them."""
+
+    ids: list[int]
+    finished: bool
+
+
+@dataclass
+class Sampling:
+    """How the next token is chosen. Temperature 0 is greedy; top_k 0 and top_p 1 filter nothing.
+
+    Raises ValueError for values out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}: it must be 0 (greedy) or above")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}: it must be 0 (off) or above")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}: it must lie in (0, 1]")
+
+    def uniforms(self, row: int, count: int) -> Tensor:
+        """(count,) numbers in [0, 1) that belong to this seed and row: one for each new token."""
+        digest = hashlib.blake2b(f"{self.seed}:{row}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        return torch.rand(count, generator=generator, dtype=torch.float64)
+
+    def choose(self, logits: Tensor, uniforms: Tensor) -> Tensor:
+        """logits (B, V), uniforms (B,) -> token ids (B,): the token at which the cumulative probability passes u."""
+        if self.temperature == 0:
+            return logits.argmax(dim=-1)
+        scores, tokens = logits.float() / self.temperature, None
+        if self.top_k or self.top_p < 1:
+            scores, tokens = scores.topk(min(self.top_k or scores.shape[-1], scores.shape[-1]), dim=-1)
+        probabilities = scores.double().softmax(dim=-1)
+        if self.top_p < 1:  # keep the smallest set that reaches top_p: those before whom less than top_p was spent
+            spent = probabilities.cumsum(dim=-1) - probabilities
+            probabilities = probabilities.masked_fill(spent >= self.top_p, 0.0)
+        cumulative = probabilities.cumsum(dim=-1)
+        target = uniforms[:, None].to(cumulative.device) * cumulative[:, -1:]
+        places = torch.searchsorted(cumulative, target, right=True).clamp_max_(cumulative.shape[-1] - 1)
+        return (places if tokens is None else tokens.gather(1, places))[:, 0]
+
+
+@dataclass
+class _Layer:
+    qkv: Tensor  # ((N + 2 K) D, H), the input norm folded in
+    head_norm: Tensor  # (N + K, D)
+    output: Tensor  # (H, N D)
+    feed: Callable[[Tensor], Tensor]  # (B, T, H) normalised but unweighted -> (B, T, H)
+
+
+class Decoder:
+    """The weights of a model arranged for decoding; a copy, so build it anew after the weights changed.
+
+    `dtype` casts the copy (bfloat16 halves the memory that each token reads); by default it is the model's own.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: MiniMindForCausalLM, dtype: torch.dtype | None = None) -> None:
+        self.config = model.config
+        self.dtype = dtype or model.dtype
+        self.device = model.device
+        self.rotary = model.model.rotary
+        was_training = model.training
+        model.eval()
+        self.embedding = model.model.embed_tokens.weight.detach().to(self.dtype)
+        self.head = self._folded([model.lm_head], model.model.norm)
+        self.layers = [self._layer(layer) for layer in model.model.layers]
+        model.train(was_training)
+
+    def _folded(self, modules: list[nn.Module], norm: nn.Module | None = None) -> Tensor:
+        """The modules' weights under one another, each column times the norm's weight, in our dtype."""
+        weights = [_effective_weight(module) for module in modules]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return (weight if norm is None else weight * norm.weight).to(self.dtype)
+
+    def _layer(self, layer: nn.Module) -> _Layer:
+        attention, norm = layer.self_attn, layer.post_attention_layernorm
+        heads, key_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        head_norm = torch.cat((attention.q_norm.weight.expand(heads, -1), attention.k_norm.weight.expand(key_heads, -1)))
+        if isinstance(layer.mlp, MixtureOfExperts):
+            feed = self._experts(layer.mlp, norm)
+        else:
+            feed = self._feed_forward(layer.mlp, norm)
+        return _Layer(
+            qkv=self._folded([attention.q_proj, attention.k_proj, attention.v_proj], layer.input_layernorm),
+            head_norm=head_norm.to(self.dtype),
+            output=self._folded([attention.o_proj]),
+            feed=feed,
+        )
+
+    def _feed_forward(self, module: nn.Module, norm: nn.Module) -> Callable[[Tensor], Tensor]:
+        gate_up, down = self._folded([module.gate_proj, module.up_proj], norm), self._folded([module.down_proj])
+        activation = module.activation
+
+        def feed(rows: Tensor) -> Tensor:
+            gate, up = F.linear(rows, gate_up).chunk(2, dim=-1)
+            return F.linear(activation(gate).mul_(up), down)
+
+        return feed
+
+    def _experts(self, module: MixtureOfExperts, norm: nn.Module) -> Callable[[Tensor], Tensor]:
+        router = (module.gate.weight * norm.weight).float()
+        experts = [self._feed_forward(expert, norm) for expert in module.experts]
+
+        def feed(rows: Tensor) -> Tensor:
+            flat = rows.flatten(0, -2)
+            _, weights, chosen = module.gate.choose(F.linear(flat.float(), router))
+            if len(flat) > 1:
+                return run_grouped(flat, weights, chosen, experts).view_as(rows)
+            pairs = zip(weights[0].tolist(), chosen[0].tolist(), strict=True)
+            return sum(weight * experts[number](rows) for weight, number in pairs)
+
+        return feed
+
+
+def _effective_weight(module: nn.Module) -> Tensor:
+    """The matrix of a linear module; of one with an adapter, what it does to each unit vector."""
+    if type(module) is nn.Linear:
+        return module.weight.detach()
+    parameter = next(module.parameters())
+    unit = torch.eye(module.in_features, dtype=parameter.dtype, device=parameter.device)
+    return module(unit).t()
+
+
+def _normalise(rows: Tensor, eps: Tensor) -> Tensor:
+    """x / sqrt(mean(x^2) + eps), without a weight."""
+    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=eps.dtype)
+    return rows * torch.addcmul(eps, norm, norm, value=1.0 / rows.shape[-1]).rsqrt_().to(rows.dtype)
+
+
+class _Batch:
+    """Rows being decoded together, left-padded to one length, and their keys and values.
+
+    The cache of each layer is (B, K, capacity, D) twice. Rows that are done are taken out once a quarter are.
+    """
+
+    def __init__(self, decoder: Decoder, prompts: list[list[int]]) -> None:
+        self.decoder = decoder
+        self.length = 0
+        longest = max(len(prompt) for prompt in prompts)
+        padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=decoder.device)
+        self.padding = padding if int(padding.max()) else None  # (B,) empty places before each row
+        self.cache = None
+        self.eps = torch.tensor(decoder.config.rms_norm_eps, device=decoder.device)
+        self._reserve(len(prompts), longest + CACHE_STEP)
+        self.tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=decoder.device)
+
+    def _reserve(self, rows: int, capacity: int) -> None:
+        config, decoder = self.decoder.config, self.decoder
+        shape = (len(decoder.layers), 2, rows, config.num_key_value_heads, capacity, config.head_dim)
+        cache = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
+        if self.cache is not None:
+            cache[..., : self.length, :] = self.cache[..., : self.length, :]
+        positions = torch.arange(capacity, device=decoder.device)[None]
+        self.cache, self.capacity = cache, capacity
+        self.rope_table = [table[0] for table in decoder.rotary(positions, decoder.dtype)]  # (capacity, 1, D) each
+
+    def advance(self) -> Tensor:
+        """Run the tokens at hand through the layers -> logits (B, V) of the last one."""
+        decoder = self.decoder
+        rows, count = self.tokens.shape
+        end = self.length + count
+        if end > self.capacity:
+            self._reserve(rows, max(end + CACHE_STEP, self.capacity * 2))
+        rope, mask = self._rope_and_mask(count, end)
+        hidden = F.embedding(self.tokens, decoder.embedding)
+        for number, layer in enumerate(decoder.layers):
+            attended = self._attend(_normalise(hidden, self.eps), layer, self.cache[number], end, rope, mask)
+            hidden = hidden + F.linear(attended, layer.output)
+            hidden = hidden + layer.feed(_normalise(hidden, self.eps))
+        self.length = end
+        return F.linear(_normalise(hidden[:, -1], self.eps), decoder.head)
+
+    def _rope_and_mask(self, count: int, end: int) -> tuple[list[Tensor], Tensor | None]:
+        if self.padding is None:
+            return [table[end - count : end] for table in self.rope_table], None
+        places = torch.arange(end - count, end, device=self.padding.device)
+        positions = (places - self.padding[:, None]).clamp_min_(0)
+        keys = torch.arange(end, device=self.padding.device)
+        allowed = (keys >= self.padding[:, None, None]) & (keys <= places[:, None])
+        allowed |= keys == places[:, None]  # a padding place sees itself: a softmax over nothing would be NaN
+        return [table[positions] for table in self.rope_table], allowed[:, None]
+
+    def _attend(self, normed: Tensor, layer: _Layer, cache: Tensor, end: int, rope: list[Tensor], mask) -> Tensor:
+        config = self.decoder.config
+        count, heads, keys = normed.shape[1], config.num_attention_heads, config.num_key_value_heads
+        fused = F.linear(normed, layer.qkv).view(*normed.shape[:2], -1, config.head_dim)
+        states = rotate(_normalise(fused[:, :, : heads + keys], self.eps).mul_(layer.head_norm), *rope)
+        cache[0, :, :, end - count : end] = states[:, :, heads:].transpose(1, 2)
+        cache[1, :, :, end - count : end] = fused[:, :, heads + keys :].transpose(1, 2)
+        attended = F.scaled_dot_product_attention(
+            states[:, :, :heads].transpose(1, 2),
+            cache[0, :, :, :end],
+            cache[1, :, :, :end],
+            attn_mask=mask,
+            is_causal=mask is None and count > 1,
+            enable_gqa=True,
+        )
+        return attended.transpose(1, 2).flatten(2)
+
+    def keep(self, rows: list[int]) -> None:
+        """Drop all other rows."""
+        index = torch.tensor(rows, device=self.decoder.device)
+        self.cache = self.cache[:, :, :, :, : self.length].index_select(2, index)
+        self.capacity = self.length  # the next token makes room
+        self.tokens = self.tokens[index]
+        if self.padding is not None:
+            self.padding = self.padding[index]
+
+
+@torch.inference_mode()
+def _decode(
+    decoder: Decoder, prompts: dict[int, list[int]], max_new_tokens: int, stop_ids: set[int], sampling: Sampling
+) -> Iterator[list[tuple[int, int]]]:
+    """Decode prompts (row number -> ids) together; yields each step's (row, token), stop tokens included."""
+    places = decoder.config.max_position_embeddings
+    limits = {row: min(max_new_tokens, places - len(prompt)) for row, prompt in prompts.items()}
+    rows = list(prompts)  # row numbers in the batch's order
+    alive = set(rows)
+    batch = _Batch(decoder, list(prompts.values()))
+    uniforms = torch.stack([sampling.uniforms(row, max_new_tokens) for row in rows]) if sampling.temperature else None
+    for step in range(max(limits.values())):
+        chosen = sampling.choose(batch.advance(), uniforms[:, step] if uniforms is not None else None)
+        pairs = [(row, token) for row, token in zip(rows, chosen.tolist(), strict=True) if row in alive]
+        yield pairs
+        alive.difference_update(row for row, token in pairs if token in stop_ids or step + 1 == limits[row])
+        if not alive:
+            return
+        batch.tokens = chosen[:, None]
+        if len(alive) <= 0.75 * len(rows):
+            kept = [place for place, row in enumerate(rows) if row in alive]
+            rows = [rows[place] for place in kept]
+            uniforms = uniforms[kept] if uniforms is not None else None
+            batch.keep(kept)
+
+
+def generate_tokens(
+    model: MiniMindForCausalLM | Decoder,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    stop_ids: list[int],
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    batch_size: int = 64,
+    dtype: torch.dtype | None = None,
+) -> list[GeneratedReply]:
+    """Continue every prompt; replies come in the order of the prompts.
+
+    Args:
+        model: the model, or a `Decoder` of it to use for several calls.
+        prompts: token ids, at least one each.
+        max_new_tokens: at most so many new tokens a prompt; the model's `max_position_embeddings` also ends a reply.
+        stop_ids: a reply ends before any of these.
+        temperature, top_k, top_p, seed: see `Sampling`. Row i of a call always draws the same noise for a seed.
+        batch_size: prompts decoded together; they are sorted by length first.
+        dtype: cast the decoding copy of the weights, for example to torch.bfloat16.
+
+    Raises ValueError for an empty or too long prompt, or a sampling value out of range.
+    """
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    decoder = model if isinstance(model, Decoder) else Decoder(model, dtype)
+    for number, prompt in enumerate(prompts):
+        _check_prompt(prompt, f"prompt {number}", decoder)
+    replies = [GeneratedReply([], False) for _ in prompts]
+    by_length = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    stops = set(stop_ids)
+    for first in range(0, len(prompts), batch_size):
+        rows = by_length[first : first + batch_size]
+        for pairs in _decode(decoder, {row: prompts[row] for row in rows}, max_new_tokens, stops, sampling):
+            for row, token in pairs:
+                if token in stops:
+                    replies[row].finished = True
+                else:
+                    replies[row].ids.append(token)
+    return replies
+
+
+def stream_tokens(
+    model: MiniMindForCausalLM | Decoder,
+    prompt_ids: list[int],
+    max_new_tokens: int,
+    stop_ids: list[int],
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Iterator[int]:
+    """Yield the new ids of one prompt as they come, without the stop token; arguments as in `generate_tokens`."""
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    decoder = model if isinstance(model, Decoder) else Decoder(model, dtype)
+    _check_prompt(prompt_ids, "the prompt", decoder)
+    for pairs in _decode(decoder, {0: prompt_ids}, max_new_tokens, set(stop_ids), sampling):
+        if pairs[0][1] in stop_ids:
+            return
+        yield pairs[0][1]
+
+
+def _check_prompt(prompt: list[int], name: str, decoder: Decoder) -> None:
+    limit = decoder.config.max_position_embeddings
+    if not 0 < len(prompt) < limit:
+        raise ValueError(f"{name} has {len(prompt)} tokens: it must have at least 1 and fewer than {limit}")
+    if not 0 <= min(prompt) <= max(prompt) < decoder.config.vocab_size:
+        raise ValueError(f"{name} has a token id outside the vocabulary of {decoder.config.vocab_size} tokens")

@@ -1,0 +1,291 @@
+"""The fast path of training on a CPU: the same mathematics as the plain modules, with fewer passes over memory.
+
+At these sizes a CPU spends as long on moving activations as on matrix products. Each function below is one plain
+expression of `model_minimind.py` with its backward pass written by hand; a test holds both against each other.
+
+- `fused_linear`: one product for q, k, v (and for gate, up). Only the step's copy of the weights is fused; parameters,
+  gradients and saved names stay apart.
+- `rms_norm`: keeps the input and one number per row, and writes the dtype that the next product reads.
+- `swiglu`: keeps nothing but the fused gate/up product.
+- `packed_attention`: q/k norm, RoPE and attention inside documents. Documents of like length are gathered into one
+  batch, so a row of eight short documents costs eight small squares instead of one large one, and no mask is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Document lengths are rounded up to one of these (and on by 256); unused places cost time, more sizes cost calls.
+LENGTH_STEPS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512)
+# Attention probabilities of a layer are kept for the backward pass up to this size, and computed again above it.
+KEPT_PROBABILITY_BYTES = 64 * 2**20
+
+
+def is_fast(tensor: Tensor) -> bool:
+    """Whether the functions below take over: training on a CPU. CUDA has fused kernels of its own."""
+    return tensor.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype that matrix products run in: autocast's when it is on, else the tensor's own."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+def fused_linear(hidden: Tensor, modules: list[nn.Module], dtype: torch.dtype) -> Tensor:
+    """hidden (..., H) -> (..., sum of the modules' outputs): all products in one, in `dtype`."""
+    if any(type(module) is not nn.Linear for module in modules):  # LoRA, quantised: they must run their own forward
+        return torch.cat([module(hidden) for module in modules], dim=-1)
+    weight = torch.cat([module.weight for module in modules]).to(dtype)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return F.linear(hidden.to(dtype), weight)
+
+
+def _inverse_root_mean_square(rows: Tensor, eps: float) -> Tensor:
+    norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.promote_types(rows.dtype, torch.float32))
+    return norm.square_().div_(rows.shape[-1]).add_(eps).rsqrt_()
+
+
+class _RMSNorm(torch.autograd.Function):
+    """x (..., H), weight (H,) -> x / rms(x) * weight in `dtype`; fp32 inside."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        scale = _inverse_root_mean_square(rows, eps)
+        ctx.save_for_backward(rows, weight, scale)
+        return (rows * scale).mul_(weight).to(dtype)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows, weight, scale = ctx.saved_tensors
+        size = rows.shape[-1]
+        normed = (rows * scale).view(-1, size)
+        gradient = gradient.reshape(-1, size).to(normed.dtype, copy=True)
+        product = gradient * normed
+        dot = torch.mv(product, weight.to(product.dtype)).div_(-size)[:, None]
+        result = gradient.mul_(weight).addcmul_(normed, dot).view_as(rows).mul_(scale)
+        return result.to(rows.dtype), product.sum(dim=0).to(weight.dtype), None, None
+
+
+def rms_norm(rows: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """`MiniMindRMSNorm` in one step that also casts to `dtype`."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return _RMSNorm.apply(rows, weight, eps, dtype)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """gate_up (..., 2 I) -> silu(gate) * up (..., I)."""
+
+    @staticmethod
+    def forward(ctx, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        result = torch.empty_like(gate_up)
+        gate_gradient, up_gradient = result.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=gate_gradient)
+        torch.mul(F.silu(gate), gradient, out=up_gradient)
+        return result
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu of the first half times the second half of the last dimension."""
+    return _SwiGLU.apply(gate_up)
+
+
+@dataclass
+class DocumentBatches:
+    """Where each token of packed rows sits when documents of like length are stacked. Built once per forward pass.
+
+    Slots are the places of all stacks, one stack after another. Gather indices address (token, head) pairs, and list
+    them in the order (document, head, place) of each stack, so that one gather both selects and transposes.
+    """
+
+    stacks: list[tuple[int, int]]  # (documents, padded length)
+    masks: list[Tensor]  # for each stack (1, length, length): 0, or -inf where the key is later than the query
+    state_rows: Tensor  # (slots * N + slots * K,): queries, then keys, as rows of (B * T * (N + K), D)
+    state_slots: Tensor  # (B * T * (N + K),): the way back
+    value_rows: Tensor  # (slots * K,): rows of (B * T * (N + 2 K), D)
+    value_slots: Tensor  # (B * T * K,)
+    output_rows: Tensor  # (slots * N,): rows of (B * T * N, D)
+    output_slots: Tensor  # (B * T * N,)
+    unused_rows: Tensor  # those of the slots * N that hold no token
+
+
+def batch_documents(document_ids: Tensor, num_heads: int, num_key_heads: int, dtype: torch.dtype) -> DocumentBatches:
+    """document_ids (B, T), 0 = padding -> where everything goes, for N query and K key/value heads."""
+    starts, lengths = _document_spans(document_ids)
+    steps = torch.tensor(LENGTH_STEPS)
+    rounded = steps[torch.bucketize(lengths, steps).clamp_max_(len(steps) - 1)]
+    rounded = torch.where(lengths > steps[-1], (lengths + 255) // 256 * 256, rounded)
+    stacks, tokens, used = [], [], []
+    for length in rounded.unique().tolist():
+        chosen = (rounded == length).nonzero()[:, 0]
+        places = torch.arange(length)
+        # Unused places read the tokens that follow. As keys they come after every query that matters, and as queries
+        # their output is dropped, so what they hold has no effect.
+        tokens.append((starts[chosen, None] + places).clamp_max_(document_ids.numel() - 1))
+        used.append(places < lengths[chosen, None])
+        stacks.append((len(chosen), length))
+
+    def rows(first_head: int, heads: int, all_heads: int) -> Tensor:
+        head = torch.arange(first_head, first_head + heads)[:, None]
+        return torch.cat([(token[:, None, :] * all_heads + head).flatten() for token in tokens])
+
+    def used_slots(heads: int) -> Tensor:
+        return torch.cat([mask[:, None, :].expand(-1, heads, -1).flatten() for mask in used])
+
+    query_used, key_used = used_slots(num_heads), used_slots(num_key_heads)
+    state_heads = num_heads + num_key_heads
+    state_rows = torch.cat((rows(0, num_heads, state_heads), rows(num_heads, num_key_heads, state_heads)))
+    value_rows = rows(state_heads, num_key_heads, state_heads + num_key_heads)
+    output_rows = rows(0, num_heads, num_heads)
+    return DocumentBatches(
+        stacks=stacks,
+        masks=[torch.full((1, length, length), float("-inf"), dtype=dtype).triu_(1) for _, length in stacks],
+        state_rows=state_rows,
+        state_slots=_inverse(state_rows, torch.cat((query_used, key_used))),
+        value_rows=value_rows,
+        value_slots=_inverse(rows(0, num_key_heads, num_key_heads), key_used),
+        output_rows=output_rows,
+        output_slots=_inverse(output_rows, query_used),
+        unused_rows=(~query_used).nonzero()[:, 0],
+    )
+
+
+def _document_spans(document_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """First token (in the flattened rows) and length of every document; padding in pieces of the smallest step."""
+    is_start = torch.ones_like(document_ids, dtype=torch.bool)
+    is_start[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    is_start |= (document_ids == 0) & (torch.arange(document_ids.shape[1]) % LENGTH_STEPS[0] == 0)
+    starts = is_start.flatten().nonzero()[:, 0]
+    return starts, torch.diff(starts, append=starts.new_tensor([document_ids.numel()]))
+
+
+def _inverse(rows: Tensor, used: Tensor) -> Tensor:
+    """For each row its slot: every row stands in exactly one slot that is used."""
+    slots = used.nonzero()[:, 0]
+    result = torch.empty_like(slots)
+    result[rows[slots]] = slots
+    return result
+
+
+class _PackedAttention(torch.autograd.Function):
+    """Fused q, k, v (B, T, (N + 2 K) D) -> attended values (B, T, N D): head norm, RoPE, attention inside documents."""
+
+    @staticmethod
+    def forward(
+        ctx, fused: Tensor, query_weight: Tensor, key_weight: Tensor, rope: tuple, eps: float, documents: DocumentBatches
+    ) -> Tensor:
+        size = query_weight.shape[0]
+        num_keys = documents.value_slots.numel() // fused.shape[:-1].numel()
+        num_heads = fused.shape[-1] // size - 2 * num_keys
+        weight = torch.cat((query_weight.expand(num_heads, size), key_weight.expand(num_keys, size))).to(fused.dtype)
+        by_head = fused.view(-1, num_heads + 2 * num_keys, size)
+        states = by_head[:, : num_heads + num_keys]
+        scale = _inverse_root_mean_square(states, eps).to(fused.dtype)
+        cosines, sines = (table.flatten(0, 1) for table in rope)
+        normed = (states * scale).mul_(weight)
+        rotated = (normed * cosines).addcmul_(normed.roll(size // 2, -1), sines)
+        gathered = rotated.view(-1, size).index_select(0, documents.state_rows)
+        values = by_head.view(-1, size).index_select(0, documents.value_rows)
+
+        output = torch.empty_like(gathered[: len(documents.output_rows)])
+        ctx.documents, ctx.sizes = documents, (num_heads, num_keys, size)
+        kept = []
+        for query, key, value, mask, out in _stacks(documents, ctx.sizes, gathered, values, output):
+            probabilities = _causal_softmax(query, key, mask)
+            torch.bmm(probabilities, value, out=out)
+            kept.append(probabilities)
+        if sum(part.nbytes for part in kept) > KEPT_PROBABILITY_BYTES:
+            kept = []
+        ctx.save_for_backward(fused, weight, scale, cosines, sines, gathered, values, *kept)
+        return output.index_select(0, documents.output_slots).view(*fused.shape[:-1], num_heads * size)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        fused, weight, scale, cosines, sines, gathered, values, *kept = ctx.saved_tensors
+        documents, (num_heads, num_keys, size) = ctx.documents, ctx.sizes
+        output_gradient = gradient.reshape(-1, size).index_select(0, documents.output_rows)
+        output_gradient.index_fill_(0, documents.unused_rows, 0.0)
+        state_gradient, value_gradient = torch.empty_like(gathered), torch.empty_like(values)
+        inputs = _stacks(documents, ctx.sizes, gathered, values, output_gradient)
+        results = _stacks(documents, ctx.sizes, state_gradient, value_gradient, output_gradient)
+        for number, ((query, key, value, mask, out), (to_query, to_key, to_value, _, _)) in enumerate(
+            zip(inputs, results, strict=True)
+        ):
+            probabilities = kept[number] if kept else _causal_softmax(query, key, mask)
+            torch.bmm(probabilities.transpose(1, 2), out, out=to_value)
+            scores = torch.bmm(out, value.transpose(1, 2))
+            scores = torch.ops.aten._softmax_backward_data(scores, probabilities, -1, scores.dtype)
+            torch.baddbmm(to_query, scores, key, beta=0, alpha=size**-0.5, out=to_query)
+            torch.baddbmm(to_key, scores.transpose(1, 2), query, beta=0, alpha=size**-0.5, out=to_key)
+
+        rotated = state_gradient.index_select(0, documents.state_slots).view(-1, num_heads + num_keys, size)
+        normed_gradient = (rotated * cosines).addcmul_(rotated.roll(size // 2, -1), sines, value=-1)
+        result = torch.empty_like(fused)
+        by_head, result_by_head = (part.view(-1, num_heads + 2 * num_keys, size) for part in (fused, result))
+        normed = by_head[:, : num_heads + num_keys] * scale
+        product = normed_gradient * normed
+        weight_gradient = product.sum(dim=0, dtype=scale.dtype if scale.dtype == torch.float64 else torch.float32)
+        dot = product.mul_(weight).sum(dim=-1, keepdim=True).div_(-size)
+        normed_gradient.mul_(weight).addcmul_(normed, dot)
+        torch.mul(normed_gradient, scale, out=result_by_head[:, : num_heads + num_keys])
+        from_values = value_gradient.index_select(0, documents.value_slots)
+        result_by_head[:, num_heads + num_keys :] = from_values.view(-1, num_keys, size)
+        return result, weight_gradient[:num_heads].sum(0), weight_gradient[num_heads:].sum(0), None, None, None
+
+
+def _causal_softmax(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """query (batch, G L, D), key (batch, L, D) -> probabilities (batch, G L, L)."""
+    mask = mask.expand(query.shape[1] // key.shape[1], -1, -1).reshape(1, query.shape[1], -1)
+    mask = mask.expand(len(query), -1, -1)
+    return torch.baddbmm(mask, query, key.transpose(1, 2), alpha=query.shape[-1] ** -0.5).softmax(dim=-1)
+
+
+def _stacks(documents: DocumentBatches, sizes: tuple[int, int, int], states: Tensor, values: Tensor, output: Tensor):
+    """For each stack its query (n K, G L, D), key (n K, L, D), value (n K, L, D), mask and output (n K, G L, D) views."""
+    num_heads, num_keys, size = sizes
+    queries, keys = states.split((len(output), len(states) - len(output)))
+    first = 0
+    for (count, length), mask in zip(documents.stacks, documents.masks, strict=True):
+        end = first + count * length
+        yield (
+            queries[first * num_heads : end * num_heads].view(count * num_keys, -1, size),
+            keys[first * num_keys : end * num_keys].view(count * num_keys, length, size),
+            values[first * num_keys : end * num_keys].view(count * num_keys, length, size),
+            mask,
+            output[first * num_heads : end * num_heads].view(count * num_keys, -1, size),
+        )
+        first = end
+
+
+def packed_attention(
+    fused: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    rope: tuple[Tensor, Tensor],
+    eps: float,
+    documents: DocumentBatches,
+) -> Tensor:
+    """Causal grouped-query attention inside each document of packed rows.
+
+    Args:
+        fused: (B, T, (N + 2 K) D): queries, keys and values of `fused_linear`.
+        query_weight, key_weight: (D,): the head norms' weights.
+        rope: cosines and signed sines (B, T, 1, D) as `MiniMindRotary` gives them.
+
+    Returns:
+        (B, T, N D), in `fused`'s dtype.
+    """
+    with torch.autocast(fused.device.type, enabled=False):
+        return _PackedAttention.apply(fused, query_weight, key_weight, rope, eps, documents)

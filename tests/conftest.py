@@ -1,0 +1,28 @@
+"""What every test shares: one thread, no network, the shipped tokenizer."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from pathlib import Path  # noqa: E402
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+
+torch.set_num_threads(1)
+# The same cases every time, and as many as the environment asks for: HYPOTHESIS_PROFILE=thorough for 500.
+for name, examples in (("default", 100), ("thorough", 500)):
+    hypothesis.settings.register_profile(name, max_examples=examples, deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    """The tokenizer that ships with the repository."""
+    return AutoTokenizer.from_pretrained(ROOT / "model" / "tokenizer")

@@ -1,0 +1,118 @@
+"""Every command of the README really runs: with tiny settings, from a foreign folder, in the README's order.
+
+A command that is in the README and not run here fails the test, and so does a command that the Chinese README lacks.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = ("python3 -m venv", "pip install")
+MAKE = ("make ",)
+
+TINY_RUN = "--max_steps 2 --batch_size 2 --max_seq_len 64 --eval_iters 1 --device cpu --dtype float32 --preset nano"
+TINY_SHAPE = " --hidden_size 32 --num_hidden_layers 1"
+
+
+def readme_commands(name: str) -> list[str]:
+    """The lines of the README's bash blocks, in order."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def is_run_here(command: str) -> bool:
+    return not command.startswith(SETUP + MAKE)
+
+
+def write_user_files(folder: Path) -> None:
+    """The files that the README calls my_*, with a few rows each."""
+    texts = [{"text": f"The number {index} comes after {index - 1}. 数字{index}在{index - 1}之后。" * 3} for index in range(60)]
+    chats = [
+        {"conversations": [{"role": "user", "content": f"Say {index}."}, {"role": "assistant", "content": f"{index}!"}]}
+        for index in range(60)
+    ]
+    questions = [
+        {"id": "q1", "family": "say", "language": "en", "conversations": [{"role": "user", "content": "Say 3."}],
+         "answers": ["3!"], "check": "exact"}
+    ]  # fmt: skip
+    for name, rows in (("my_text", texts), ("my_chats", chats), ("my_questions", questions)):
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "run.yaml").write_text("learning_rate: 0.005\ndata_path: [my_text.jsonl]\n", encoding="utf-8")
+
+
+def tiny(command: str, folder: Path) -> str:
+    """The same command with absolute script paths and flags that make it small; the README's own flags stay."""
+    command = re.sub(r"(?<= )(\w+/\w+\.py)", lambda match: str(ROOT / match[1]), command)
+    command = command.replace("out/my_tokenizer", str(folder / "out/my_tokenizer"))
+    command = command.replace(" model/tokenizer", f" {ROOT}/model/tokenizer")
+    out, checkpoints = folder / "out", folder / "checkpoints"
+    if "train_tokenizer.py" in command:
+        words = "--vocab_size 400 --max_documents 50"
+        return f"{command} {words}" + ("" if "--save_dir" in command else f" --save_dir {out}/tokenizer")
+    if re.search(r"train_\w+\.py|mid_train\.py", command):
+        starts_from_nothing = "train_pretrain.py" in command
+        moe = " --num_experts 4" if "nano-moe" in command else ""
+        shape = TINY_SHAPE + moe if starts_from_nothing else ""
+        run = TINY_RUN if starts_from_nothing and "--preset" not in command else TINY_RUN.replace(" --preset nano", "")
+        return f"{command} {run}{shape} --save_dir {out} --checkpoint_dir {checkpoints}"
+    if "eval_llm.py" in command:
+        return f"{command} --save_dir {out} --max_questions 4 --max_batches 1 --max_new_tokens 4 --device cpu"
+    if "report.py" in command:
+        return f"{command} --out_dir {out} --max_questions 4 --device cpu"
+    if "chat.py" in command:
+        return f"{command} --save_dir {out} --max_new_tokens 4 --device cpu"
+    raise AssertionError(f"the README has a command that this test does not know: {command}")
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("readme")
+    write_user_files(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("readme")
+def test_every_command_of_the_readme_runs(workspace):
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "120",
+    }  # fmt: skip
+    commands = [command for command in readme_commands("README.md") if is_run_here(command)]
+    assert len(commands) >= 15
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", tiny(command, workspace)], cwd=workspace, env=environment, capture_output=True, text=True,
+            timeout=180, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert "Traceback" not in done.stderr, command
+    for name in ("pretrain_32", "mid_train_32", "full_sft_32", "my_base_32", "my_chat_32", "pretrain_moe_32_moe"):
+        assert (workspace / "out" / name / "model.safetensors").is_file(), name
+    assert (workspace / "out" / "report.md").is_file()
+
+
+def test_both_readmes_have_the_same_commands():
+    assert readme_commands("README.md") == readme_commands("README_zh.md")
+
+
+@pytest.mark.parametrize("target", ["quickstart", "test"])
+def test_make_targets_name_commands_that_exist(target):
+    done = subprocess.run(["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for script in re.findall(r"python (\w+/\w+\.py)", done.stdout):
+        assert (ROOT / script).is_file(), script
+
+
+def test_the_setup_commands_name_files_that_exist():
+    setup = [command for command in readme_commands("README.md") if command.startswith("pip install")]
+    assert setup == ["pip install -r requirements.txt"] and (ROOT / "requirements.txt").is_file()
+    assert all("==" in line or ">=" in line for line in (ROOT / "requirements.txt").read_text().splitlines() if line[:1] not in "#-")
+    assert shlex.split(setup[0])[-1] == "requirements.txt"

@@ -1,0 +1,155 @@
+"""Sums of losses: against a loop by hand, against transformers' Qwen3, and bytes against the text's own."""
+
+import math
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from dataset.lm_dataset import collate_rows
+from eval.bpb import LossSums, evaluate_bpb, token_byte_lengths
+from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
+from trainer.weights import DEFAULT_TOKENIZER, load_tokenizer
+
+TEXTS = ["The cat sat on the mat.", "米拉住在山谷里。", "naïve façade 🙂 42", "x"]
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
+    config = MiniMindConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        zero_init_output=False, initializer_range=0.3,
+    )  # fmt: skip
+    return MiniMindForCausalLM(config)
+
+
+def packed_row(documents, length=64, control=None):
+    """One row of several documents; `control` ends each, as in the training data."""
+    row = {
+        "input_ids": torch.zeros(length, dtype=torch.long),
+        "labels": torch.full((length,), -100),
+        "document_ids": torch.zeros(length, dtype=torch.long),
+    }
+    position = 0
+    for number, ids in enumerate(documents, start=1):
+        ids = torch.tensor(ids + ([] if control is None else [control]))
+        end = position + len(ids)
+        row["input_ids"][position:end] = ids
+        row["labels"][position + 1 : end] = ids[1:]
+        row["document_ids"][position:end] = number
+        position = end
+    return row
+
+
+def test_bytes_of_tokens_add_up_to_the_bytes_of_the_text(tokenizer):
+    lengths = token_byte_lengths(tokenizer)
+    assert lengths.shape == (len(tokenizer),) and lengths.dtype == torch.long
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert int(lengths[ids].sum()) == len(text.encode())
+
+
+def test_part_of_a_character_counts_its_own_bytes_and_control_tokens_none(tokenizer):
+    lengths = token_byte_lengths(tokenizer)
+    parts = [index for index in range(36, len(tokenizer)) if tokenizer.decode([index]) == "\ufffd"]
+    assert parts, "a byte-level vocabulary has tokens that are part of a character"
+    assert int(lengths[parts].min()) == 1, "three bytes is what decoding would say"
+    assert lengths[:36].tolist() == [0] * 36
+    assert int((lengths[36:] == 0).sum()) == 0
+
+
+def test_a_tokenizer_without_bytes_is_refused():
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 1, "世界": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ValueError, match="byte-level tokenizer.*'世界'.*train_tokenizer"):
+        token_byte_lengths(PreTrainedTokenizerFast(tokenizer_object=words))
+
+
+def test_an_added_word_counts_its_bytes(tokenizer):
+    own = load_tokenizer(DEFAULT_TOKENIZER)
+    own.add_tokens(["世界"])
+    assert token_byte_lengths(own)[-1] == 6
+
+
+def test_sums_add_up_and_survive_a_reduction():
+    total = LossSums(2.0, 4, 1.0, 8) + LossSums(6.0, 4, 3.0, 8)
+    assert total == LossSums(8.0, 8, 4.0, 16)
+    assert total.loss == 1.0 and total.perplexity == pytest.approx(math.e)
+    assert total.bits_per_byte == pytest.approx(4.0 / 16 / math.log(2))
+    two_ranks = total.to_tensor() + total.to_tensor()
+    assert LossSums.from_tensor(two_ranks) == total + total
+    assert total.to_tensor().dtype == torch.float64
+
+
+def test_nothing_supervised_is_nan_and_a_hopeless_loss_is_infinite():
+    assert math.isnan(LossSums().loss) and math.isnan(LossSums().bits_per_byte) and math.isnan(LossSums().perplexity)
+    assert LossSums(1e4, 1).perplexity == math.inf
+
+
+def by_hand(model, tokenizer, control):
+    """One document at a time, one token at a time."""
+    lengths = token_byte_lengths(tokenizer)
+    sums = LossSums()
+    for text in TEXTS:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"] + [control]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0].double()
+        for place in range(1, len(ids)):
+            nats = -torch.log_softmax(logits[place - 1], dim=-1)[ids[place]].item()
+            num_bytes = int(lengths[ids[place]])
+            sums = sums + LossSums(nats, 1, nats if num_bytes else 0.0, num_bytes)
+    return sums
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_equals_a_loop_by_hand_whatever_the_packing_and_batch(model, tokenizer, batch_size):
+    control = tokenizer.eos_token_id
+    documents = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    rows = [packed_row(documents[:2], control=control), packed_row(documents[2:], control=control)]
+    if batch_size == 4:
+        rows = [packed_row([document], control=control) for document in documents]
+    batches = [collate_rows(rows[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
+    sums = evaluate_bpb(model, batches, None, token_byte_lengths(tokenizer))
+    expected = by_hand(model, tokenizer, control)
+    assert (sums.tokens, sums.bytes) == (expected.tokens, expected.bytes)
+    assert sums.nats == pytest.approx(expected.nats, rel=1e-5)
+    assert sums.bits_per_byte == pytest.approx(expected.bits_per_byte, abs=1e-4)
+    # The ends of turns are predicted too, but their nats are not the text's.
+    assert sums.text_nats < sums.nats
+
+
+def test_equals_transformers_qwen3(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path)
+    qwen = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert type(qwen).__name__ == "Qwen3ForCausalLM"
+    control = tokenizer.eos_token_id
+    documents = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    batch = collate_rows([packed_row(documents, length=96, control=control)])
+    sums = evaluate_bpb(model, [batch], None, token_byte_lengths(tokenizer))
+    assert sums.bits_per_byte == pytest.approx(by_hand(qwen, tokenizer, control).bits_per_byte, abs=1e-4)
+
+
+def test_takes_so_many_batches_and_leaves_the_model_as_it_was(model, tokenizer):
+    batch = collate_rows([packed_row([[40, 41, 42]])])
+    drawn = []
+
+    def loader():
+        for index in range(5):
+            drawn.append(index)
+            yield batch
+
+    model.train()
+    sums = evaluate_bpb(model, loader(), 2, token_byte_lengths(tokenizer))
+    assert drawn == [0, 1] and sums.tokens == 4
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_restores_the_mode_after_an_error(model, tokenizer):
+    model.train()
+    with pytest.raises(ValueError, match="needs labels"):
+        evaluate_bpb(model, [{"input_ids": torch.ones(1, 4, dtype=torch.long)}], None, token_byte_lengths(tokenizer))
+    assert model.training

@@ -1,0 +1,195 @@
+"""Records read back, pictures that are pictures, and a page that says what the runs did."""
+
+import json
+
+import pytest
+from matplotlib.image import imread
+
+from eval.curves import format_tokens, merge_languages, smooth
+from eval.page import build_page, cell, duration, table
+from eval.records import chain_records, find_records
+from eval.report import ReportArguments, comparable_scores, evaluate_records, write_report
+
+SCORES = {
+    "questions": 8, "right": 6, "turns": 9, "turns_ended": 8, "turn_ending_rate": 8 / 9, "seconds": 1.0,
+    "tools": {"total": 2, "well_formed": 2, "right_name": 2, "right_arguments": 1, "right_final_answer": 1},
+    "families": [
+        {"family": family, "language": language, "right": right, "total": 2, "ended": 2, "constant_right": 1,
+         "free_arithmetic": family == "addition", "accuracy": right / 2, "low": 0.1, "high": 0.9, "constant": 0.5}
+        for family, language, right in
+        (("addition", "en", 0), ("home", "en", 2), ("home", "zh", 2), ("lookup", "en", 2))
+    ],
+}  # fmt: skip
+
+
+def make_run(folder, stage, tokens=4000, data_path=None, scores=SCORES, fingerprint="same"):
+    folder.mkdir(parents=True)
+    sources = {"pretrain": ["text"], "mid_train": ["text", "chat"]}.get(stage, ["chat"])
+    lines = []
+    for step in range(0, 5):
+        evaluation = {f"validation_bpb_{source}": 2.0 / (step + 1) for source in sources}
+        lines.append({"step": step, "tokens": step * tokens // 4, **evaluation})
+        if step:
+            lines.append({"step": step, "tokens": step * tokens // 4, "loss": 8.0 / step, "learning_rate": 1e-3})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = {"rows_read": 1900, "bad_rows": 3, "skipped": {"too long": 2}, "documents": 1234,
+            "conversations": 0, "tokens": tokens, "supervised_tokens": tokens // 2, "fill_rate": 0.987,
+            "fingerprint": "f" * 64}  # fmt: skip
+    run = {
+        "stage": stage, "command": f"train_{stage}.py --epochs 1", "finished": "2026-01-01 10:00:00",
+        "settings": {"data": {"data_path": data_path, "val_path": None, "max_seq_len": 256}},
+        "model": {"hidden_size": 256}, "parameters": {"total": 5_000_000, "active": 5_000_000},
+        "data": {"train": data, **{source: data for source in sources}},
+        "progress": {"step": 4, "tokens": tokens, "seconds": 65.0}, "tokens_per_second": tokens / 65,
+        "precision": "plain", "environment": {"torch": "2.13.0", "device": "cpu", "threads": 2, "ranks": 1},
+    }  # fmt: skip
+    (folder / "run.json").write_text(json.dumps(run))
+    if scores:
+        sample = {"id": "home-1", "family": "home", "language": "en", "prompt": "Where | is\nMira?",
+                  "expected": "Here.", "reply": f"*{stage}*", "right": stage == "full_sft", "ended": True}  # fmt: skip
+        losses = {"text": {"bits_per_byte": 0.777}, "chat": {"bits_per_byte": 0.888}}
+        evaluation = {
+            "losses": losses,
+            "scores": scores,
+            "samples": [sample],
+            "questions": {"fingerprint": fingerprint},
+        }
+        (folder / "eval.json").write_text(json.dumps(evaluation))
+    return folder
+
+
+@pytest.fixture
+def out(tmp_path):
+    for stage in ("full_sft", "pretrain", "mid_train"):
+        make_run(tmp_path / "out" / f"{stage}_256", stage)
+    return tmp_path / "out"
+
+
+def test_runs_come_in_the_order_of_their_stages_on_one_axis_of_tokens(out):
+    records = find_records(out)
+    assert [record.name for record in records] == ["pretrain_256", "mid_train_256", "full_sft_256"]
+    assert [record.first_token for record in records] == [0, 4000, 8000]
+    assert records[1].validation_points("chat")[0] == (4000, 2.0)
+    assert records[2].training_points[-1] == (12000, 2.0)
+    assert records[1].validation_sources == ["text", "chat"]
+
+
+def test_models_of_another_shape_have_an_axis_of_their_own_and_repeats_stand_side_by_side(out):
+    make_run(out / "pretrain_512_moe", "pretrain", tokens=9000)
+    make_run(out / "full_sft_512_moe", "full_sft")
+    make_run(out / "second_256", "pretrain", tokens=6000)
+    first = {record.name: record.first_token for record in find_records(out)}
+    assert first["pretrain_512_moe"] == 0 and first["full_sft_512_moe"] == 9000
+    assert first["second_256"] == 0 and first["mid_train_256"] == 6000
+    chains = {record.name: record.chain for record in find_records(out)}
+    assert chains["full_sft_512_moe"] == "512_moe" and chains["second_256"] == "256"
+
+
+def test_named_runs_come_as_named(out):
+    assert [record.name for record in find_records(out, ["full_sft_256", "pretrain_256"])] == [
+        "full_sft_256",
+        "pretrain_256",
+    ]
+    assert find_records(out, [str(out / "pretrain_256")])[0].name == "pretrain_256"
+
+
+def test_errors_say_what_is_missing_and_what_to_do(out, tmp_path):
+    with pytest.raises(ValueError, match="no finished run; make one with: python trainer/train_pretrain.py"):
+        find_records(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="--runs nothing: no such run in .*full_sft_256, mid_train_256, pretrain_256"):
+        find_records(out, ["nothing"])
+    (out / "pretrain_256" / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="pretrain_256: the record of this run cannot be read"):
+        find_records(out)
+    (out / "pretrain_256" / "run.json").unlink()
+    with pytest.raises(ValueError, match="pretrain_256: not a finished run, run.json is missing"):
+        find_records(out, ["pretrain_256"])
+
+
+def test_the_page_has_the_totals_first_and_everything_after(out):
+    page = write_report(find_records(out), out).read_text(encoding="utf-8")
+    start = page.split("## Stage by stage")[0]
+    assert "5.0 million parameters, trained in 3 stages on 12k tokens in **3 min 15 s** on 2 CPU threads" in start
+    assert "**100.0 %** of 6 held-out questions" in start and "ends 88.9 % of its turns" in start
+    assert "right call in 50.0 %" in start
+    assert "| pretrain_256 | 1,234 | 0 | 4k | 4 | 1 min 05 s | 62 | 2.000 → 0.400 | 0.888 | 75.0 % |" in page
+    assert "| full_sft_256 | 1,234 | 0 | 4k | 4 | 1 min 05 s | 62 | 0.777 | 2.000 → 0.400 | 75.0 % |" in page
+    assert "| addition \\* | 2 | 50 | 0 (0–66) | 0 (0–66) | 0 (0–66) |" in page
+    assert "### Chinese" in page and "| home | 2 | 50 | 100 (34–100) |" in page
+    assert "| full_sft_256 | 100.0 % | 100.0 % | 50.0 % | 50.0 % | 88.9 % |" in page
+    assert (
+        "| home | Where \\| is ⏎ Mira? | Here. | ✗ \\*pretrain\\* | ✗ \\*mid\\_train\\* | ✓ \\*full\\_sft\\* |" in page
+    )
+    assert "embedded corpus | 1,900 | 5 | 4k | 2k | 98.7 % | `ffffffffffff` |" in page
+    assert "train_mid_train.py --epochs 1" in page and "2.13.0" in page
+    for line in page.splitlines():
+        if line.startswith("|"):
+            assert line.endswith("|") and line.replace("\\|", "").count("|") >= 3
+    tables = [block.splitlines() for block in page.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 7
+    for rows in tables:
+        assert len({row.replace("\\|", "").count("|") for row in rows}) == 1, rows[0]
+
+
+def test_the_pictures_are_there_and_hold_colours(out):
+    page = write_report(find_records(out), out).read_text(encoding="utf-8")
+    for name in ("report_curves.png", "report_scores.png"):
+        assert f"({name})" in page
+        pixels = imread(out / name)
+        assert pixels.shape[1] == 1440
+        coloured = (pixels[..., :3].max(axis=2) - pixels[..., :3].min(axis=2)) > 0.3
+        assert coloured.sum() > 2000, f"{name} has no curves"
+
+
+def test_without_scores_the_page_leaves_them_out(tmp_path):
+    make_run(tmp_path / "pretrain_256", "pretrain", scores=None)
+    page = write_report(find_records(tmp_path), tmp_path).read_text(encoding="utf-8")
+    assert "report_curves.png" in page and "right answers" not in page and "Scores" not in page
+    assert not (tmp_path / "report_scores.png").exists()
+
+
+def test_runs_scored_on_other_questions_are_not_compared(out):
+    make_run(out / "other_256", "other", fingerprint="different")
+    records = find_records(out)
+    assert [record.name for record in comparable_scores(records)] == ["other_256"]
+    assert len(comparable_scores(records[:3])) == 3
+
+
+def test_only_what_is_missing_is_evaluated_and_a_users_own_data_is_left_alone(out, monkeypatch, tmp_path):
+    questions = tmp_path / "eval.test.jsonl"
+    questions.write_text(json.dumps({"conversations": [{"role": "user", "content": "?"}], "answers": ["x"]}) + "\n")
+    monkeypatch.setattr("eval.report.ensure_builtin_corpus", lambda folder: {"eval.test": questions})
+    asked = []
+    monkeypatch.setattr("eval.report.evaluate_record", lambda record, questions, arguments: asked.append(record.name))
+    make_run(out / "own_256", "own", data_path=["mine.jsonl"], scores=None)
+    records = find_records(out)
+    records[0].evaluation["questions"]["fingerprint"] = None
+    evaluate_records(records, ReportArguments())
+    assert asked == ["pretrain_256", "mid_train_256", "full_sft_256"], "scored on other questions counts as missing"
+    asked.clear()
+    evaluate_records(records, ReportArguments(evaluate="none"))
+    assert asked == []
+    evaluate_records(records, ReportArguments(evaluate="all"))
+    assert asked[-1] == "own_256"
+
+
+def test_small_helpers():
+    assert [format_tokens(count) for count in (0, 999, 1500, 2_000_000, 3.25e9)] == ["0", "999", "1.5k", "2M", "3.25B"]
+    assert [duration(seconds) for seconds in (5.4, 200, 7500)] == ["5 s", "3 min 20 s", "2 h 05 min"]
+    assert smooth([4.0, 4.0, 4.0]) == pytest.approx([4.0, 4.0, 4.0])
+    assert smooth([0.0, 1.0], keep=0.5) == pytest.approx([0.0, 2 / 3])
+    assert cell("a|b\n\n<c>  `d`") == "a\\|b ⏎ \\<c\\>  \\`d\\`" and len(cell("x" * 500, 20)) == 20
+    assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |"
+
+
+def test_languages_are_merged_by_counts(out):
+    merged = merge_languages(find_records(out)[0])
+    assert merged["home"] == {"right": 4, "total": 4, "constant_right": 2, "free_arithmetic": False}
+    assert merged["addition"]["free_arithmetic"]
+
+
+def test_a_page_of_an_empty_evaluation_still_builds(tmp_path):
+    folder = make_run(tmp_path / "pretrain_256", "pretrain", scores=None)
+    (folder / "metrics.jsonl").write_text("")
+    page = build_page(chain_records(find_records(tmp_path)), {})
+    assert page.startswith("# How the training went") and "| pretrain_256 |" in page
