@@ -21,6 +21,7 @@ from model.model_minimind import MiniMindForCausalLM, rotate
 from model.moe import MixtureOfExperts, run_grouped
 
 CACHE_STEP = 128  # the cache grows by at least so many tokens
+TOP_P_CANDIDATES = 256  # top_p looks at so many best tokens before it sorts the whole vocabulary
 
 
 @dataclass
@@ -58,20 +59,35 @@ class Sampling:
         return torch.rand(count, generator=generator, dtype=torch.float64)
 
     def choose(self, logits: Tensor, uniforms: Tensor) -> Tensor:
-        """logits (B, V), uniforms (B,) -> token ids (B,): the token at which the cumulative probability passes u."""
+        """logits (B, V), uniforms (B,) -> token ids (B,)."""
         if self.temperature == 0:
             return logits.argmax(dim=-1)
-        scores, tokens = logits.float() / self.temperature, None
-        if self.top_k or self.top_p < 1:
-            scores, tokens = scores.topk(min(self.top_k or scores.shape[-1], scores.shape[-1]), dim=-1)
-        probabilities = scores.double().softmax(dim=-1)
-        if self.top_p < 1:  # keep the smallest set that reaches top_p: those before whom less than top_p was spent
-            spent = probabilities.cumsum(dim=-1) - probabilities
-            probabilities = probabilities.masked_fill(spent >= self.top_p, 0.0)
-        cumulative = probabilities.cumsum(dim=-1)
-        target = uniforms[:, None].to(cumulative.device) * cumulative[:, -1:]
-        places = torch.searchsorted(cumulative, target, right=True).clamp_max_(cumulative.shape[-1] - 1)
-        return (places if tokens is None else tokens.gather(1, places))[:, 0]
+        scores = logits.float() / self.temperature
+        if not self.top_k and self.top_p == 1:
+            return _pick(scores.double().softmax(dim=-1), uniforms)
+        return self._choose_among_best(scores, uniforms, min(self.top_k or TOP_P_CANDIDATES, scores.shape[-1]))
+
+    def _choose_among_best(self, scores: Tensor, uniforms: Tensor, count: int) -> Tensor:
+        """Draw from the `count` best tokens; rows whose best do not reach top_p draw from all (a full sort is slow)."""
+        best, tokens = scores.topk(count, dim=-1)
+        total = (best if self.top_k else scores).logsumexp(dim=-1, keepdim=True)
+        probabilities = (best - total).double().exp()
+        spent = probabilities.cumsum(dim=-1)
+        # Keep the smallest set that reaches top_p: every token before which less than top_p was spent.
+        kept = probabilities.masked_fill(spent - probabilities >= self.top_p, 0.0)
+        chosen = tokens.gather(1, _pick(kept, uniforms)[:, None])[:, 0]
+        if not self.top_k and count < scores.shape[-1]:
+            short = (spent[:, -1] < self.top_p).nonzero()[:, 0]
+            if len(short):
+                chosen[short] = self._choose_among_best(scores[short], uniforms[short.cpu()], scores.shape[-1])
+        return chosen
+
+
+def _pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """probabilities (B, V), in any scale, uniforms (B,) -> the place at which the cumulative probability passes u."""
+    cumulative = probabilities.cumsum(dim=-1)
+    target = uniforms[:, None].to(cumulative.device) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).clamp_max_(cumulative.shape[-1] - 1)[:, 0]
 
 
 @dataclass
@@ -222,12 +238,17 @@ class _Batch:
         states = rotate(_normalise(fused[:, :, : heads + keys], self.eps).mul_(layer.head_norm), *rope)
         cache[0, :, :, end - count : end] = states[:, :, heads:].transpose(1, 2)
         cache[1, :, :, end - count : end] = fused[:, :, heads + keys :].transpose(1, 2)
+        past_keys, past_values = cache[0, :, :, :end], cache[1, :, :, :end]
+        if count == 1:  # the queries of a group as that many queries of its key head: up to 4 times as fast as GQA
+            queries = states[:, 0, :heads].unflatten(1, (keys, heads // keys))
+            attended = F.scaled_dot_product_attention(queries, past_keys, past_values, attn_mask=mask)
+            return attended.reshape(-1, 1, heads * config.head_dim)
         attended = F.scaled_dot_product_attention(
             states[:, :, :heads].transpose(1, 2),
-            cache[0, :, :, :end],
-            cache[1, :, :, :end],
+            past_keys,
+            past_values,
             attn_mask=mask,
-            is_causal=mask is None and count > 1,
+            is_causal=mask is None,
             enable_gqa=True,
         )
         return attended.transpose(1, 2).flatten(2)

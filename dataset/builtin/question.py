@@ -8,22 +8,26 @@ from dataset.tools import tools_json
 
 Message = dict[str, str]
 
-QUESTION_FRAMES = {
-    "en": (
-        "{}",
-        "{}",
-        "{}",
-        "Hello! {}",
-        "Please tell me: {}",
-        "I have a question. {}",
-        "Quick question: {}",
-        "{} Thank you!",
-    ),
-    "zh": ("{}", "{}", "{}", "你好！{}", "请告诉我：{}", "我有一个问题：{}", "请问，{}", "{}谢谢！"),
-}
-TASK_FRAMES = {
-    "en": ("{}", "{}", "{}", "Hello! {}", "I have a task for you. {}", "Here is a small task: {}", "{} Thank you!"),
-    "zh": ("{}", "{}", "{}", "你好！{}", "我有一个任务：{}", "帮我一个忙：{}", "{}谢谢！"),
+# The small courtesies that people put around a question, a task and a story; most go without.
+FRAMES = {
+    "question": {
+        "en": (
+            *("{}", "{}", "{}", "Hello! {}", "Please tell me: {}", "I have a question. {}"),
+            *("Quick question: {}", "{} Thank you!"),
+        ),
+        "zh": ("{}", "{}", "{}", "你好！{}", "请告诉我：{}", "我有一个问题：{}", "请问，{}", "{}谢谢！"),
+    },
+    "task": {
+        "en": (
+            *("{}", "{}", "{}", "Hello! {}", "I have a task for you. {}", "Here is a small task: {}"),
+            "{} Thank you!",
+        ),
+        "zh": ("{}", "{}", "{}", "你好！{}", "我有一个任务：{}", "帮我一个忙：{}", "{}谢谢！"),
+    },
+    "story": {
+        "en": ("{}", "{}", "{}", "Listen! {}", "Here is a story. {}", "Read this: {}", "{} Thank you!"),
+        "zh": ("{}", "{}", "{}", "你听：{}", "有一个故事：{}", "请读一读：{}", "{}谢谢！"),
+    },
 }
 
 
@@ -54,7 +58,7 @@ class Question:
     reasoning: str = ""
     before: tuple[Message, ...] = ()
     check: str = "exact"
-    task: bool = False
+    frame: str = "question"
     tools: tuple[str, ...] = ()
     uses: tuple[ToolUse, ...] = ()
     free_arithmetic: bool = False
@@ -68,8 +72,7 @@ def message(role: str, content: str) -> Message:
 
 def framed(question: Question, draw: Draw) -> str:
     """The question within one of the small courtesies that people put around questions."""
-    frames = TASK_FRAMES if question.task else QUESTION_FRAMES
-    return draw.one(frames[question.language]).format(question.ask)
+    return draw.one(FRAMES[question.frame][question.language]).format(question.ask)
 
 
 def tool_calls_json(use: ToolUse, arguments: dict | None = None) -> str:

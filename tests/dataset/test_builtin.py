@@ -15,7 +15,7 @@ import pytest
 from dataset.builtin import ensure_builtin_corpus, sizes
 from dataset.builtin.draw import Draw, split_of
 from dataset.builtin.families import FAMILIES, steps
-from dataset.builtin.question import QUESTION_FRAMES, TASK_FRAMES
+from dataset.builtin.question import FRAMES
 from dataset.builtin.vocabulary import WORDS
 from dataset.builtin.world import build_world
 from dataset.tools import TOOL_SCHEMAS, run_tool
@@ -292,7 +292,7 @@ def words_of(rows: dict, names: set[str]):
 def bare(row: dict) -> str:
     """The last user message without the courtesies around it."""
     text = row["conversations"][-1]["content"]
-    for frame in {*QUESTION_FRAMES[row["language"]], *TASK_FRAMES[row["language"]]} - {"{}"}:
+    for frame in sorted({frame for frames in FRAMES.values() for frame in frames[row["language"]]} - {"{}"}):
         before, after = frame.split("{}")
         if text.startswith(before) and text.endswith(after) and len(text) > len(before) + len(after):
             return text[len(before) : len(text) - len(after)]

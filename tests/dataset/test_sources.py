@@ -66,8 +66,8 @@ def test_accepted_bad_rows_are_reported(tmp_path):
     reader = read_rows(path, say=said.append)
     list(reader)
     reader.check()
-    assert said == [f"1 of 51 rows cannot be used (2.0%) and are left out:\n  {path}:51: not valid JSON (Expecting value "
-                    "at column 1)"]  # fmt: skip
+    reason = "not valid JSON (Expecting value at column 1)"
+    assert said == [f"1 of 51 rows cannot be used (2.0%) and are left out:\n  {path}:51: {reason}"]
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,10 @@ def test_few_conversations_give_their_last_rows():
         list(split_held_out(rows, "test"))
 
 
-PIECES = [b'{"text": "a"}', b"\n", b"{", b"}", b'"', b"\xff", b"\x00", b"[", b"null", b"1e999", b"\xef\xbb\xbf", b"\\ud800",
-          b'{"text": "\\ud800"}', b'{"conversations": [{"role": "user"}]}', b" ", b":", b",", b"\r\n", b'{"text": 1}']  # fmt: skip
+PIECES = [
+    b'{"text": "a"}', b"\n", b"{", b"}", b'"', b"\xff", b"\x00", b"[", b"null", b"1e999", b"\xef\xbb\xbf", b"\\ud800",
+    b'{"text": "\\ud800"}', b'{"conversations": [{"role": "user"}]}', b" ", b":", b",", b"\r\n", b'{"text": 1}',
+]  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))

@@ -157,6 +157,7 @@ def story_moved(draw: Draw) -> Question:
         keys=(key,),
         accepted=(f"In the {names['b']}." if draw.english else f"在{names['b']}里。",),
         wrong=reply.format(names["o"], names["a"]),
+        frame="story",
         value=names["b"],
     )
 
@@ -182,6 +183,7 @@ def story_given(draw: Draw) -> Question:
         keys=(key,),
         accepted=(people[2] + ("." if draw.english else "。"),),
         wrong=reply.format(draw.one(people[:2]), names["o"]),
+        frame="story",
         value=people[2],
     )
 

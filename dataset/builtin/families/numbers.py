@@ -112,7 +112,7 @@ def sort(draw: Draw) -> Question:
         reply=listing(ordered, draw.language),
         keys=(key,),
         wrong=listing([ordered[index] for index in swapped], draw.language),
-        task=True,
+        frame="task",
         value=listing(ordered, draw.language),
     )
 

@@ -267,7 +267,7 @@ def instruction(draw: Draw) -> Question:
         reply=shaped(shown, shape, draw.language),
         keys=(key,),
         wrong=shown,
-        task=True,
+        frame="task",
         value=shaped(shown, shape, draw.language),
     )
 
