@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from dataset.order import EMPTY_ROW
-from dataset.packing import PackingPlan, cut_documents, one_piece_a_row, pack_conversations, pack_documents
+from dataset.packing import PackingPlan, cut_documents, one_piece_a_row, pack_documents, pack_mixture
 from dataset.sources import Part, parse_sources
 from dataset.units import DataSummary, Kind, Say, UnitCollector, Units, choose_units
 
@@ -77,7 +77,7 @@ def collate_rows(items: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Te
 class MixtureDataset(PackedDataset):
     """Documents and conversations together, for mid-training: {"text"} rows and chat rows, in any mixture of files.
 
-    All are packed whole: no document is cut that fits into a row.
+    All are packed whole that fit into a row; longer documents are cut to fill the gaps that the others leave.
 
     Args:
         data_path: files; PATH:WEIGHT gives token shares.
@@ -131,9 +131,13 @@ class MixtureDataset(PackedDataset):
         super().__init__(units.tokens, units.trained, plan, tokenizer.pad_token_id, summary)
 
     def _pack(self, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
+        lengths = units.lengths[chosen]
         starts = (np.cumsum(units.lengths) - units.lengths)[chosen]
-        piece_starts, piece_lengths = cut_documents(units.lengths[chosen], max_length, starts)
-        return (pack_conversations if packing else one_piece_a_row)(piece_lengths, max_length, piece_starts)
+        if not packing:
+            pieces = cut_documents(lengths, max_length, starts)
+            return one_piece_a_row(pieces[1], max_length, pieces[0])
+        long = lengths > max_length
+        return pack_mixture((lengths[~long], starts[~long]), (lengths[long], starts[long]), max_length)
 
 
 class SFTDataset(MixtureDataset):

@@ -67,10 +67,21 @@ def pack_documents(
     """
     lengths = _check(lengths, max_length)
     starts = _starts_of(lengths) if starts is None else starts
+    return _plan(*_pour(lengths, starts, [], max_length), max_length)
+
+
+def _pour(
+    lengths: np.ndarray, starts: np.ndarray, gaps: Sequence[int], max_length: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Cut documents to fill first the gaps (free slots, at least 2 each) and then new rows.
+
+    Returns:
+        Starts and lengths of the pieces, and the number of the first piece of each gap or row, with their count behind.
+    """
     piece_starts: list[int] = []
     piece_lengths: list[int] = []
-    row_pieces = [0]
-    free = max_length
+    first_pieces = [0]
+    free = gaps[0] if gaps else max_length
     for start, rest in zip(starts.tolist(), lengths.tolist(), strict=True):
         while rest > 1:
             take = min(rest, free)
@@ -82,11 +93,39 @@ def pack_documents(
             start += take - 1
             rest -= take - 1
             if free < 2:
-                row_pieces.append(len(piece_starts))
-                free = max_length
-    if free < max_length:
-        row_pieces.append(len(piece_starts))
-    return _plan(piece_starts, piece_lengths, row_pieces, max_length)
+                number = len(first_pieces)
+                first_pieces.append(len(piece_starts))
+                free = gaps[number] if number < len(gaps) else max_length
+    if first_pieces[-1] < len(piece_starts):
+        first_pieces.append(len(piece_starts))
+    return piece_starts, piece_lengths, first_pieces
+
+
+def pack_mixture(
+    whole: tuple[np.ndarray, np.ndarray], long: tuple[np.ndarray, np.ndarray], max_length: int
+) -> PackingPlan:
+    """Rows of units that stay whole, their gaps filled with pieces of long documents, and rows of these alone.
+
+    A document longer than a row must be cut somewhere; cut to the gaps that whole units leave, it costs nothing. Gaps
+    of less than an eighth of a row stay empty: so short a piece has too little context to learn from.
+
+    Args:
+        whole: (lengths, starts) of conversations and of documents that fit into a row.
+        long: (lengths, starts) of documents that are cut.
+        max_length: slots in a row.
+    """
+    base = pack_conversations(whole[0], max_length, whole[1])
+    row_of_base = np.repeat(np.arange(base.num_rows), np.diff(base.row_pieces))
+    free = max_length - np.bincount(row_of_base, weights=base.piece_lengths, minlength=base.num_rows).astype(np.int64)
+    with_gap = np.flatnonzero(free >= max(max_length // 8, 2))
+    starts, lengths, first_pieces = _pour(_check(long[0], max_length), long[1], free[with_gap].tolist(), max_length)
+    used = len(first_pieces) - 1
+    rows = np.concatenate([with_gap, np.arange(base.num_rows, base.num_rows + max(used - len(with_gap), 0))])[:used]
+    row_of_piece = np.concatenate([row_of_base, np.repeat(rows, np.diff(first_pieces))]).astype(np.int64)
+    by_row = np.argsort(row_of_piece, kind="stable")
+    row_pieces = np.concatenate([[0], np.cumsum(np.bincount(row_of_piece, minlength=base.num_rows))])
+    all_starts, all_lengths = np.append(base.piece_starts, starts), np.append(base.piece_lengths, lengths)
+    return _plan(all_starts[by_row], all_lengths[by_row], row_pieces, max_length)
 
 
 def cut_documents(

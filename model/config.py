@@ -70,7 +70,8 @@ class MiniMindConfig(PretrainedConfig):
 
     Options that shape training only, and are not saved: `dropout` (embedding, residual and attention),
     `zero_init_output` (o_proj and down_proj start at zero), `router_frozen` (the router gets no gradient),
-    `moe_implementation` ("grouped", or "reference": a readable loop with the same weights and results).
+    `moe_implementation` ("grouped", or "reference": a readable loop with the same weights and results), `fast_path`
+    (on a CPU, attention in packed rows by batches of documents instead of a mask; off for compiled layers).
 
     Raises ValueError that lists all problems of the given fields at once.
     """
@@ -108,6 +109,7 @@ class MiniMindConfig(PretrainedConfig):
     zero_init_output: bool = True
     router_frozen: bool = False
     moe_implementation: str = "grouped"
+    fast_path: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_key_value_heads is None:
@@ -153,9 +155,7 @@ class MiniMindConfig(PretrainedConfig):
                 f"{self.num_key_value_heads}: each key/value head serves the same number of query heads"
             )
         if self.use_moe and self.num_experts_per_tok > self.num_experts:
-            problems.append(
-                f"num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}"
-            )
+            problems.append(f"num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}")
         return problems
 
     def _option_problems(self) -> list[str]:

@@ -44,7 +44,8 @@ def _fields_from_qwen3(config_dict: dict[str, Any]) -> dict[str, Any]:
     refused = []
     if source.attention_bias:
         refused.append("attention_bias")
-    if source.use_sliding_window or any(kind != "full_attention" for kind in getattr(source, "layer_types", None) or []):
+    layer_types = getattr(source, "layer_types", None) or []
+    if source.use_sliding_window or any(kind != "full_attention" for kind in layer_types):
         refused.append("use_sliding_window")
     if source.attention_dropout:
         refused.append("attention_dropout (use dropout)")

@@ -61,7 +61,7 @@ class Sampling:
     def choose(self, logits: Tensor, uniforms: Tensor) -> Tensor:
         """logits (B, V), uniforms (B,) -> token ids (B,)."""
         if self.temperature == 0:
-            return logits.argmax(dim=-1)
+            return logits.float().argmax(dim=-1)  # four times as fast as in bfloat16 on a CPU
         scores = logits.float() / self.temperature
         if not self.top_k and self.top_p == 1:
             return _pick(scores.double().softmax(dim=-1), uniforms)
@@ -126,7 +126,8 @@ class Decoder:
     def _layer(self, layer: nn.Module) -> _Layer:
         attention, norm = layer.self_attn, layer.post_attention_layernorm
         heads, key_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        head_norm = torch.cat((attention.q_norm.weight.expand(heads, -1), attention.k_norm.weight.expand(key_heads, -1)))
+        query_norm, key_norm = attention.q_norm.weight, attention.k_norm.weight
+        head_norm = torch.cat((query_norm.expand(heads, -1), key_norm.expand(key_heads, -1)))
         if isinstance(layer.mlp, MixtureOfExperts):
             feed = self._experts(layer.mlp, norm)
         else:
@@ -193,7 +194,8 @@ class _Batch:
         self.cache = None
         self.eps = torch.tensor(decoder.config.rms_norm_eps, device=decoder.device)
         self._reserve(len(prompts), longest + CACHE_STEP)
-        self.tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=decoder.device)
+        padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+        self.tokens = torch.tensor(padded, device=decoder.device)
 
     def _reserve(self, rows: int, capacity: int) -> None:
         config, decoder = self.decoder.config, self.decoder

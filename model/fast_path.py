@@ -13,21 +13,25 @@ expression of `model_minimind.py` with its backward pass written by hand; a test
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Document lengths are rounded up to one of these (and on by 256); unused places cost time, more sizes cost calls.
-LENGTH_STEPS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512)
+from model.packed_rows import DocumentBatches
+
+FAST_TOKENS = 256
 # Attention probabilities of a layer are kept for the backward pass up to this size, and computed again above it.
 KEPT_PROBABILITY_BYTES = 64 * 2**20
 
 
-def is_fast(tensor: Tensor) -> bool:
-    """Whether the functions below take over: training on a CPU. CUDA has fused kernels of its own."""
-    return tensor.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+def is_fast(hidden: Tensor) -> bool:
+    """Whether the functions below take over for hidden (..., H): many tokens on a CPU, not compiled.
+
+    With few tokens, as in decoding, putting weights together would cost more than it saves. CUDA and the compiler have
+    fused kernels of their own.
+    """
+    many = hidden.shape[:-1].numel() >= FAST_TOKENS
+    return many and hidden.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
@@ -102,89 +106,18 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return _SwiGLU.apply(gate_up)
 
 
-@dataclass
-class DocumentBatches:
-    """Where each token of packed rows sits when documents of like length are stacked. Built once per forward pass.
-
-    Slots are the places of all stacks, one stack after another. Gather indices address (token, head) pairs, and list
-    them in the order (document, head, place) of each stack, so that one gather both selects and transposes.
-    """
-
-    stacks: list[tuple[int, int]]  # (documents, padded length)
-    masks: list[Tensor]  # for each stack (1, length, length): 0, or -inf where the key is later than the query
-    state_rows: Tensor  # (slots * N + slots * K,): queries, then keys, as rows of (B * T * (N + K), D)
-    state_slots: Tensor  # (B * T * (N + K),): the way back
-    value_rows: Tensor  # (slots * K,): rows of (B * T * (N + 2 K), D)
-    value_slots: Tensor  # (B * T * K,)
-    output_rows: Tensor  # (slots * N,): rows of (B * T * N, D)
-    output_slots: Tensor  # (B * T * N,)
-    unused_rows: Tensor  # those of the slots * N that hold no token
-
-
-def batch_documents(document_ids: Tensor, num_heads: int, num_key_heads: int, dtype: torch.dtype) -> DocumentBatches:
-    """document_ids (B, T), 0 = padding -> where everything goes, for N query and K key/value heads."""
-    starts, lengths = _document_spans(document_ids)
-    steps = torch.tensor(LENGTH_STEPS)
-    rounded = steps[torch.bucketize(lengths, steps).clamp_max_(len(steps) - 1)]
-    rounded = torch.where(lengths > steps[-1], (lengths + 255) // 256 * 256, rounded)
-    stacks, tokens, used = [], [], []
-    for length in rounded.unique().tolist():
-        chosen = (rounded == length).nonzero()[:, 0]
-        places = torch.arange(length)
-        # Unused places read the tokens that follow. As keys they come after every query that matters, and as queries
-        # their output is dropped, so what they hold has no effect.
-        tokens.append((starts[chosen, None] + places).clamp_max_(document_ids.numel() - 1))
-        used.append(places < lengths[chosen, None])
-        stacks.append((len(chosen), length))
-
-    def rows(first_head: int, heads: int, all_heads: int) -> Tensor:
-        head = torch.arange(first_head, first_head + heads)[:, None]
-        return torch.cat([(token[:, None, :] * all_heads + head).flatten() for token in tokens])
-
-    def used_slots(heads: int) -> Tensor:
-        return torch.cat([mask[:, None, :].expand(-1, heads, -1).flatten() for mask in used])
-
-    query_used, key_used = used_slots(num_heads), used_slots(num_key_heads)
-    state_heads = num_heads + num_key_heads
-    state_rows = torch.cat((rows(0, num_heads, state_heads), rows(num_heads, num_key_heads, state_heads)))
-    value_rows = rows(state_heads, num_key_heads, state_heads + num_key_heads)
-    output_rows = rows(0, num_heads, num_heads)
-    return DocumentBatches(
-        stacks=stacks,
-        masks=[torch.full((1, length, length), float("-inf"), dtype=dtype).triu_(1) for _, length in stacks],
-        state_rows=state_rows,
-        state_slots=_inverse(state_rows, torch.cat((query_used, key_used))),
-        value_rows=value_rows,
-        value_slots=_inverse(rows(0, num_key_heads, num_key_heads), key_used),
-        output_rows=output_rows,
-        output_slots=_inverse(output_rows, query_used),
-        unused_rows=(~query_used).nonzero()[:, 0],
-    )
-
-
-def _document_spans(document_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """First token (in the flattened rows) and length of every document; padding in pieces of the smallest step."""
-    is_start = torch.ones_like(document_ids, dtype=torch.bool)
-    is_start[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    is_start |= (document_ids == 0) & (torch.arange(document_ids.shape[1]) % LENGTH_STEPS[0] == 0)
-    starts = is_start.flatten().nonzero()[:, 0]
-    return starts, torch.diff(starts, append=starts.new_tensor([document_ids.numel()]))
-
-
-def _inverse(rows: Tensor, used: Tensor) -> Tensor:
-    """For each row its slot: every row stands in exactly one slot that is used."""
-    slots = used.nonzero()[:, 0]
-    result = torch.empty_like(slots)
-    result[rows[slots]] = slots
-    return result
-
-
 class _PackedAttention(torch.autograd.Function):
     """Fused q, k, v (B, T, (N + 2 K) D) -> attended values (B, T, N D): head norm, RoPE, attention inside documents."""
 
     @staticmethod
     def forward(
-        ctx, fused: Tensor, query_weight: Tensor, key_weight: Tensor, rope: tuple, eps: float, documents: DocumentBatches
+        ctx,
+        fused: Tensor,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        rope: tuple[Tensor, Tensor],
+        eps: float,
+        documents: DocumentBatches,
     ) -> Tensor:
         size = query_weight.shape[0]
         num_keys = documents.value_slots.numel() // fused.shape[:-1].numel()
@@ -253,7 +186,7 @@ def _causal_softmax(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 def _stacks(documents: DocumentBatches, sizes: tuple[int, int, int], states: Tensor, values: Tensor, output: Tensor):
-    """For each stack its query (n K, G L, D), key (n K, L, D), value (n K, L, D), mask and output (n K, G L, D) views."""
+    """Views for each stack: query (n K, G L, D), key and value (n K, L, D), mask, output (n K, G L, D)."""
     num_heads, num_keys, size = sizes
     queries, keys = states.split((len(output), len(states) - len(output)))
     first = 0

@@ -24,8 +24,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.config import MiniMindConfig
-from model.fast_path import DocumentBatches, batch_documents, compute_dtype, fused_linear, is_fast, packed_attention, rms_norm
+from model.fast_path import compute_dtype, fused_linear, is_fast, packed_attention, rms_norm
 from model.moe import FeedForward, MixtureOfExperts, Router, RouterStatistics
+from model.packed_rows import DocumentBatches, batch_documents, packed_rows_mask, packed_rows_positions
 from model.token_loss import IGNORED_LABEL, token_losses
 
 
@@ -244,7 +245,9 @@ class MiniMindModel(MiniMindPreTrainedModel):
             all_hidden.append(hidden)
             all_statistics.append(statistics)
         hidden = all_hidden[-1] = self.norm(hidden)
-        sums, counts = (torch.stack(part) for part in zip(*all_statistics)) if self.config.use_moe else (None, None)
+        sums = counts = None
+        if self.config.use_moe:
+            sums, counts = (torch.stack(part) for part in zip(*all_statistics, strict=True))
         return MiniMindModelOutput(
             last_hidden_state=hidden,
             past_key_values=past_key_values if use_cache else None,
@@ -252,7 +255,6 @@ class MiniMindModel(MiniMindPreTrainedModel):
             router_probability_sums=sums,
             expert_counts=counts,
         )
-
 
     def _surroundings(
         self, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past_key_values: Cache | None
@@ -271,31 +273,12 @@ class MiniMindModel(MiniMindPreTrainedModel):
         if position_ids is None:
             position_ids = packed_rows_positions(document_ids)
         around = Surroundings(self.rotary(position_ids, dtype), is_real=(document_ids != 0).flatten())
-        if is_fast(hidden) and not (self.training and self.config.dropout):
+        if self.config.fast_path and is_fast(hidden) and not (self.training and self.config.dropout):
             heads = self.config.num_attention_heads, self.config.num_key_value_heads
             around.documents = batch_documents(document_ids, *heads, dtype)
         else:
             around.mask = packed_rows_mask(document_ids, dtype)
         return around
-
-
-def packed_rows_mask(document_ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, T) -> (B, 1, T, T) additive: 0 where query and key are of the same document and the key is not later.
-
-    Padding (id 0) sees padding, so that no query is left without a key, whose softmax would be NaN.
-    """
-    length = document_ids.shape[1]
-    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
-    allowed = same & torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril_()
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
-
-
-def packed_rows_positions(document_ids: Tensor) -> Tensor:
-    """(B, T) -> (B, T): each token's distance from the start of its document."""
-    places = torch.arange(document_ids.shape[1], device=document_ids.device).expand_as(document_ids)
-    is_start = torch.ones_like(document_ids, dtype=torch.bool)
-    is_start[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    return places - torch.where(is_start, places, 0).cummax(dim=1).values
 
 
 class MiniMindForCausalLM(MiniMindPreTrainedModel, GenerationMixin):
@@ -404,9 +387,9 @@ def load_model(folder: str, dtype: torch.dtype = torch.float32) -> MiniMindForCa
         ("unexpected_keys", "not in the model"),
         ("mismatched_keys", "of another shape"),
     ):
-        names = sorted(str(name) for name in report[key])
-        if names:
-            problems.append(f"{len(names)} tensors {meaning}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
+        if names := sorted(str(name) for name in report[key]):
+            examples = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            problems.append(f"{len(names)} tensors {meaning}: {examples}")
     if problems:
         raise ValueError(
             f"The weights in {folder} do not fit their config.json ({'; '.join(problems)}). "

@@ -106,7 +106,10 @@ def run_grouped(rows: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence
     place_of_slot[order] = torch.arange(len(order), device=order.device)
     sizes = torch.bincount(expert_of_slot, minlength=len(experts)).tolist()
     grouped = _Gather.apply(rows, order // num_chosen, place_of_slot.view(num_rows, num_chosen))
-    results = [expert(part) for expert, part in zip(experts, grouped.split(sizes), strict=True) if len(part)]
+    # An expert without rows still runs in training: its gradient is then zero, not missing, on every rank alike.
+    is_needed = [size > 0 or torch.is_grad_enabled() for size in sizes]
+    parts = zip(experts, grouped.split(sizes), is_needed, strict=True)
+    results = [expert(part) for expert, part, needed in parts if needed]
     results = _Permute.apply(torch.cat(results), place_of_slot, order).view(num_rows, num_chosen, -1)
     return torch.bmm(weights.to(results.dtype)[:, None, :], results)[:, 0]
 

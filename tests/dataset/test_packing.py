@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.packing import cut_documents, one_piece_a_row, pack_conversations, pack_documents
+from dataset.packing import cut_documents, one_piece_a_row, pack_conversations, pack_documents, pack_mixture
 
 LENGTHS = st.lists(st.integers(2, 60), min_size=1, max_size=40)
 
@@ -91,6 +91,29 @@ def test_exact_completion_fills_what_best_fit_leaves():
 
 def test_equal_halves_need_two_of_a_kind():
     assert row_sizes(pack_conversations([5, 5, 5], 10)) == [10, 5]
+
+
+@given(st.lists(st.integers(2, 40), max_size=30), st.lists(st.integers(41, 300), max_size=6))
+def test_mixtures_keep_short_units_whole_and_lose_no_target(short, long):
+    lengths = np.array(short + long, dtype=int)
+    starts = np.cumsum(lengths) - lengths
+    count = len(short)
+    plan = pack_mixture((lengths[:count], starts[:count]), (lengths[count:], starts[count:]), 40)
+    assert sorted(targets_of(plan.piece_starts, plan.piece_lengths)) == expected_targets(lengths)
+    pieces = set(zip(plan.piece_starts.tolist(), plan.piece_lengths.tolist(), strict=True))
+    assert pieces >= set(zip(starts[:count].tolist(), short, strict=True))
+    sizes = row_sizes(plan)
+    assert all(2 <= size <= 40 for size in sizes)
+    # Gaps are filled as long as there is something to fill them with.
+    enough = sum(long) > 40 * (len(short) + 1)
+    assert not enough or sum(40 - size >= 5 for size in sizes) <= 1
+
+
+def test_gaps_are_filled_by_the_long_document():
+    lengths, starts = np.array([30, 20]), np.array([0, 100])
+    plan = pack_mixture((lengths, starts), (np.array([60]), np.array([200])), 40)
+    assert row_sizes(plan) == [40, 40, 32]
+    assert plan.piece_starts.tolist() == [0, 200, 100, 209, 228]
 
 
 def test_plans_are_deterministic():

@@ -1,0 +1,111 @@
+"""Packed rows: several documents in one row that must not see each other.
+
+`document_ids` (B, T) say it all: 0 is padding, 1, 2, .. are the documents of a row in order. From them come the
+positions, the attention mask of the plain path, and for the fast path the batches of documents of like length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Document lengths are rounded up to one of these (and on by 256); unused places cost time, more sizes cost calls.
+LENGTH_STEPS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512)
+
+
+def packed_rows_mask(document_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, T) -> (B, 1, T, T) additive: 0 where query and key are of the same document and the key is not later.
+
+    Padding (id 0) sees padding, so that no query is left without a key, whose softmax would be NaN.
+    """
+    length = document_ids.shape[1]
+    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    allowed = same & torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril_()
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
+
+
+def packed_rows_positions(document_ids: Tensor) -> Tensor:
+    """(B, T) -> (B, T): each token's distance from the start of its document."""
+    places = torch.arange(document_ids.shape[1], device=document_ids.device).expand_as(document_ids)
+    is_start = torch.ones_like(document_ids, dtype=torch.bool)
+    is_start[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    return places - torch.where(is_start, places, 0).cummax(dim=1).values
+
+
+@dataclass
+class DocumentBatches:
+    """Where each token of packed rows sits when documents of like length are stacked. Built once per forward pass.
+
+    Slots are the places of all stacks, one stack after another. Gather indices address (token, head) pairs, and list
+    them in the order (document, head, place) of each stack, so that one gather both selects and transposes.
+    """
+
+    stacks: list[tuple[int, int]]  # (documents, padded length)
+    masks: list[Tensor]  # for each stack (1, length, length): 0, or -inf where the key is later than the query
+    state_rows: Tensor  # (slots * N + slots * K,): queries, then keys, as rows of (B * T * (N + K), D)
+    state_slots: Tensor  # (B * T * (N + K),): the way back
+    value_rows: Tensor  # (slots * K,): rows of (B * T * (N + 2 K), D)
+    value_slots: Tensor  # (B * T * K,)
+    output_rows: Tensor  # (slots * N,): rows of (B * T * N, D)
+    output_slots: Tensor  # (B * T * N,)
+    unused_rows: Tensor  # those of the slots * N that hold no token
+
+
+def batch_documents(document_ids: Tensor, num_heads: int, num_key_heads: int, dtype: torch.dtype) -> DocumentBatches:
+    """document_ids (B, T), 0 = padding -> where everything goes, for N query and K key/value heads."""
+    starts, lengths = _document_spans(document_ids)
+    steps = torch.tensor(LENGTH_STEPS)
+    rounded = steps[torch.bucketize(lengths, steps).clamp_max_(len(steps) - 1)]
+    rounded = torch.where(lengths > steps[-1], (lengths + 255) // 256 * 256, rounded)
+    stacks, tokens, used = [], [], []
+    for length in rounded.unique().tolist():
+        chosen = (rounded == length).nonzero()[:, 0]
+        places = torch.arange(length)
+        # Unused places read the tokens that follow. As keys they come after every query that matters, and as queries
+        # their output is dropped, so what they hold has no effect.
+        tokens.append((starts[chosen, None] + places).clamp_max_(document_ids.numel() - 1))
+        used.append(places < lengths[chosen, None])
+        stacks.append((len(chosen), length))
+
+    def rows(first_head: int, heads: int, all_heads: int) -> Tensor:
+        head = torch.arange(first_head, first_head + heads)[:, None]
+        return torch.cat([(token[:, None, :] * all_heads + head).flatten() for token in tokens])
+
+    def used_slots(heads: int) -> Tensor:
+        return torch.cat([mask[:, None, :].expand(-1, heads, -1).flatten() for mask in used])
+
+    query_used, key_used = used_slots(num_heads), used_slots(num_key_heads)
+    state_heads = num_heads + num_key_heads
+    state_rows = torch.cat((rows(0, num_heads, state_heads), rows(num_heads, num_key_heads, state_heads)))
+    value_rows = rows(state_heads, num_key_heads, state_heads + num_key_heads)
+    output_rows = rows(0, num_heads, num_heads)
+    return DocumentBatches(
+        stacks=stacks,
+        masks=[torch.full((1, length, length), float("-inf"), dtype=dtype).triu_(1) for _, length in stacks],
+        state_rows=state_rows,
+        state_slots=_inverse(state_rows, torch.cat((query_used, key_used))),
+        value_rows=value_rows,
+        value_slots=_inverse(rows(0, num_key_heads, num_key_heads), key_used),
+        output_rows=output_rows,
+        output_slots=_inverse(output_rows, query_used),
+        unused_rows=(~query_used).nonzero()[:, 0],
+    )
+
+
+def _document_spans(document_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """First token (in the flattened rows) and length of every document; padding in pieces of the smallest step."""
+    is_start = torch.ones_like(document_ids, dtype=torch.bool)
+    is_start[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    is_start |= (document_ids == 0) & (torch.arange(document_ids.shape[1]) % LENGTH_STEPS[0] == 0)
+    starts = is_start.flatten().nonzero()[:, 0]
+    return starts, torch.diff(starts, append=starts.new_tensor([document_ids.numel()]))
+
+
+def _inverse(rows: Tensor, used: Tensor) -> Tensor:
+    """For each row its slot: every row stands in exactly one slot that is used."""
+    slots = used.nonzero()[:, 0]
+    result = torch.empty_like(slots)
+    result[rows[slots]] = slots
+    return result
