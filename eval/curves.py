@@ -19,6 +19,7 @@ OTHER_COLOURS = ("#56B4E9", "#CC79A7", "#999999")
 CHAIN_STYLES = ("-", "--", ":", "-.")
 GREY = "#666666"
 DOTS_PER_INCH = 150
+FEW_POINTS = 15  # a curve of fewer points is drawn as it is; smoothing would only lag behind it
 NARROW = 0.1  # share of the axis below which a stage's name has no room above it; the legend has it too
 
 
@@ -113,11 +114,11 @@ def _draw_training(axes: Axes, records: Sequence[RunRecord]) -> None:
         tokens, losses = zip(*points, strict=True)
         label = record.stage if len(styles) == 1 else record.name
         colour = colours[record.stage]
-        axes.plot(tokens, losses, styles[record.chain], color=colour, linewidth=0.8, alpha=0.3)
-        axes.plot(
-            tokens, smooth(losses), styles[record.chain], color=colour, linewidth=1.8,
-            label=None if label in labelled else label,
-        )  # fmt: skip
+        if len(losses) >= FEW_POINTS:
+            axes.plot(tokens, losses, styles[record.chain], color=colour, linewidth=0.8, alpha=0.3)
+        shown = smooth(losses) if len(losses) >= FEW_POINTS else losses
+        new_label = None if label in labelled else label
+        axes.plot(tokens, shown, styles[record.chain], color=colour, linewidth=1.8, label=new_label)
         labelled.add(label)
     axes.set_ylabel("training loss, nats per token")
     _scale(axes, [loss for record in records for _, loss in record.training_points])
@@ -185,13 +186,19 @@ def draw_scores(records: Sequence[RunRecord], path: Path) -> None:
     places = range(len(families))
     axes.plot(constants, places, "|", color="#333333", markersize=9, markeredgewidth=1.6, label="best constant reply")
     one_of_each_stage = len({record.stage for record in records}) == len(records)
-    for record, colour in zip(records, STAGE_COLOURS * len(records), strict=False):
-        _draw_dots(axes, merge_languages(record), families, colour, record.stage if one_of_each_stage else record.name)
+    for index, record in enumerate(records):
+        # The last run lies a little above its line and the first below, so that equal scores do not hide each other.
+        shift = 0.3 * (index - (len(records) - 1) / 2) / max(1, len(records) - 1)
+        colour = STAGE_COLOURS[index % len(STAGE_COLOURS)]
+        label = record.stage if one_of_each_stage else record.name
+        _draw_dots(axes, merge_languages(record), families, shift, colour, label)
     _finish_scores(axes, families, last)
     figure.savefig(path, dpi=DOTS_PER_INCH)
 
 
-def _draw_dots(axes: Axes, scores: dict[str, dict[str, Any]], families: list[str], colour: str, label: str) -> None:
+def _draw_dots(
+    axes: Axes, scores: dict[str, dict[str, Any]], families: list[str], shift: float, colour: str, label: str
+) -> None:
     places = [place for place, family in enumerate(families) if family in scores]
     counts = [(scores[families[place]]["right"], scores[families[place]]["total"]) for place in places]
     shares = [right / total for right, total in counts]
@@ -200,8 +207,9 @@ def _draw_dots(axes: Axes, scores: dict[str, dict[str, Any]], families: list[str
         [max(0.0, share - interval.low) for share, interval in zip(shares, intervals, strict=True)],
         [max(0.0, interval.high - share) for share, interval in zip(shares, intervals, strict=True)],
     ]
+    heights = [place + shift for place in places]
     axes.errorbar(
-        shares, places, xerr=errors, fmt="o", color=colour, markersize=6, elinewidth=2, alpha=0.9, label=label
+        shares, heights, xerr=errors, fmt="o", color=colour, markersize=6, elinewidth=2, alpha=0.9, label=label
     )
 
 

@@ -5,8 +5,9 @@ Examples:
     python eval/eval_llm.py --model_path out/pretrain_256 --max_questions 500
     python eval/eval_llm.py --data_path my.val.jsonl --questions my_questions.jsonl
 """
-import sys, pathlib  # noqa: E401
-if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import pathlib, sys  # noqa: E401
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 import dataclasses
 import time
@@ -19,7 +20,15 @@ from transformers.utils import logging
 
 from dataset.builtin import ensure_builtin_corpus
 from eval.questions import Question, limit_questions, load_questions
-from eval.stages import builtin_loss_data, evaluate_stage, loss_data_of, questions_fingerprint, write_evaluation
+from eval.stages import (
+    builtin_loss_data,
+    command_line,
+    evaluate_stage,
+    loss_data_of,
+    questions_fingerprint,
+    short_path,
+    write_evaluation,
+)
 from eval.tasks import TaskReport
 from model.model_minimind import count_parameters, load_model
 from trainer.config import ROOT, flag, parse_arguments, user_errors
@@ -121,9 +130,9 @@ def describe(
     """What eval.json says of how it was made."""
     return {
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "questions": {
-            "path": str(questions_path),
+            "path": short_path(questions_path),
             "count": len(questions),
             "fingerprint": questions_fingerprint(questions),
         },

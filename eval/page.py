@@ -6,6 +6,7 @@ from typing import Any
 from eval.curves import format_tokens, merge_languages
 from eval.questions import wilson_interval
 from eval.records import RunRecord
+from eval.stages import short_path
 
 LANGUAGE_NAMES = {"en": "English", "zh": "Chinese"}
 SAMPLE_FAMILIES = 10
@@ -104,7 +105,8 @@ def _device(record: RunRecord) -> str:
     environment = record.run.get("environment", {})
     device = str(environment.get("device", "an unknown device"))
     if device == "cpu":
-        device = f"{environment.get('threads', '?')} CPU threads"
+        threads = environment.get("threads", "?")
+        device = f"{threads} CPU thread{'' if threads == 1 else 's'}"
     ranks = environment.get("ranks", 1)
     return device if ranks == 1 else f"{ranks} ranks of {device}"
 
@@ -223,11 +225,12 @@ def _data(records: Sequence[RunRecord]) -> str:
     for record in records:
         for name, data in record.run.get("data", {}).items():
             paths = record.data_paths if name == "train" else record.run["settings"]["data"].get("val_path") or []
+            paths = paths or list(data.get("passes", {})) or ["embedded corpus"]
             skipped = sum(data.get("skipped", {}).values()) + data.get("bad_rows", 0)
             rows.append([
                 record.name,
                 name if name == "train" else f"validation: {name}",
-                ", ".join(cell(str(path), 60) for path in paths or list(data.get("passes", {})) or ["embedded corpus"]),
+                ", ".join(cell(short_path(path), 60) for path in paths),
                 f"{data.get('rows_read', 0):,}",
                 f"{skipped:,}",
                 format_tokens(data.get("tokens", 0)),

@@ -4,8 +4,9 @@ Examples:
     python eval/report.py
     python eval/report.py --runs pretrain_256 full_sft_256
 """
-import sys, pathlib  # noqa: E401
-if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import pathlib, sys  # noqa: E401
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 import dataclasses
 import time
@@ -20,7 +21,7 @@ from eval.curves import draw_curves, draw_scores
 from eval.page import build_page
 from eval.questions import Question, limit_questions, load_questions
 from eval.records import RunRecord, find_records
-from eval.stages import builtin_loss_data, evaluate_stage, questions_fingerprint, write_evaluation
+from eval.stages import builtin_loss_data, command_line, evaluate_stage, questions_fingerprint, write_evaluation
 from model.model_minimind import load_model
 from trainer.config import ROOT, flag, parse_arguments, user_errors
 from trainer.data import BUILTIN_FOLDER
@@ -57,7 +58,7 @@ def evaluate_record(record: RunRecord, questions: Sequence[Question], arguments:
     about = {
         "model": record.name,
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "questions": {"path": "embedded", "count": len(questions), "fingerprint": questions_fingerprint(questions)},
         "data": "the embedded validation rows",
         "device": str(device),

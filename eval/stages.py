@@ -7,6 +7,8 @@ import contextlib
 import hashlib
 import json
 import math
+import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -24,6 +26,7 @@ from eval.bpb import evaluate_bpb, token_byte_lengths
 from eval.questions import Question
 from eval.tasks import TaskReport, score_questions
 
+ROOT = Path(__file__).resolve().parents[1]
 EVALUATION_FILE = "eval.json"
 REPLIES_FILE = "eval_replies.jsonl"
 WINDOW = 512
@@ -119,6 +122,17 @@ def evaluate_stage(
         result |= {"scores": report.to_dict(), "samples": report.samples()}
     result["seconds"] = time.perf_counter() - started
     return result, report
+
+
+def short_path(path: str | Path) -> str:
+    """A path as a reader wants it: from the repository's root where it lies inside, else as it is."""
+    absolute = Path(path).resolve()
+    return str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else str(path)
+
+
+def command_line() -> str:
+    """The command that started this process, to be typed at the repository's root."""
+    return shlex.join(["python", short_path(sys.argv[0]), *sys.argv[1:]])
 
 
 def questions_fingerprint(questions: Sequence[Question]) -> str:

@@ -222,7 +222,7 @@ def _caps(tokenizer, questions: Sequence[Question]) -> list[int]:
     for question, ids in zip(questions, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
         longest[question.family] = max(longest[question.family], len(ids))
     # Prompts are batched by cap, so few sizes mean full batches.
-    return [16 * (-(-longest[question.family] * 3 // 16) + 1) for question in questions]
+    return [8 * (-(-(3 * longest[question.family] + 12) // 8)) for question in questions]
 
 
 def _generate(

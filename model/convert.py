@@ -6,8 +6,11 @@ MiniMind's `.pth` files may carry, and the fused experts that transformers 5 hol
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 _SHARED_FIELDS = (
@@ -86,4 +89,96 @@ def config_to_hugging_face(fields: dict[str, Any]) -> dict[str, Any]:
         result |= {name: fields[name] for name in _EXPERT_FIELDS}
         result["num_experts"] = result["num_local_experts"] = fields["num_experts"]
         result |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return result
+
+
+_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
+
+
+def state_from_minimind(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A MiniMind `.pth` state dict as ours: wrappers' prefixes and RoPE tables dropped, floating tensors in fp32.
+
+    `lm_head.weight` is filled in from the embedding when the file leaves it out.
+    Raises ValueError when there is no embedding, which every such file has.
+    """
+    result = {}
+    for name, tensor in state.items():
+        name = _WRAPPERS.sub("", name)
+        if not name.endswith(("freqs_cos", "freqs_sin", "rotary_emb.inv_freq")):
+            result[name] = tensor.float() if tensor.is_floating_point() else tensor
+    if "model.embed_tokens.weight" not in result:
+        examples = ", ".join(list(state)[:3]) or "nothing"
+        raise ValueError(f"Not a MiniMind state dict: it holds {examples}, but no model.embed_tokens.weight")
+    result.setdefault("lm_head.weight", result["model.embed_tokens.weight"])
+    return result
+
+
+def state_to_minimind(state: dict[str, Tensor], dtype: torch.dtype = torch.float16) -> dict[str, Tensor]:
+    """Our state dict as MiniMind saves it: the same names, the head beside the embedding, everything in `dtype`."""
+    result = {name: tensor.detach().to(dtype) for name, tensor in state.items()}
+    result.setdefault("lm_head.weight", result["model.embed_tokens.weight"])
+    return result
+
+
+def config_from_state(state: dict[str, Tensor]) -> dict[str, Any]:
+    """`MiniMindConfig` fields that tensors' shapes tell; a `.pth` carries no config.
+
+    What shapes cannot tell is left to the config's defaults, but for experts: MiniMind routes each token to one
+    with normalised weights, so those models come with that and the router frozen.
+    Raises ValueError that names the first tensor that is missing.
+    """
+    try:
+        vocab_size, hidden_size = state["model.embed_tokens.weight"].shape
+        head_dim = state["model.layers.0.self_attn.q_norm.weight"].shape[0]
+        queries, keys = (state[f"model.layers.0.self_attn.{part}_proj.weight"].shape[0] for part in "qk")
+        layers = {name.split(".")[2] for name in state if name.startswith("model.layers.")}
+        experts = {match[2] for name in state if (match := _EXPERT.match(name)) and name.startswith("model.layers.0.")}
+        first = "experts.0.gate_proj" if experts else "gate_proj"
+        width = state[f"model.layers.0.mlp.{first}.weight"].shape[0]
+    except KeyError as error:
+        raise ValueError(f"Not a MiniMind state dict: it has no {error.args[0]}") from error
+    head = state.get("lm_head.weight")
+    fields = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": queries // head_dim,
+        "num_key_value_heads": keys // head_dim,
+        "head_dim": head_dim,
+        "tie_word_embeddings": head is None or torch.equal(head, state["model.embed_tokens.weight"]),
+    }
+    if not experts:
+        return fields | {"intermediate_size": width}
+    routing = {"num_experts_per_tok": 1, "norm_topk_prob": True, "router_frozen": True}
+    return fields | routing | {"use_moe": True, "num_experts": len(experts), "moe_intermediate_size": width}
+
+
+def fuse_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Per-expert tensors as transformers 5 holds them in memory: `experts.gate_up_proj` (E, 2 I, H), `down_proj`."""
+    result, parts = {}, {}
+    for name, tensor in state.items():
+        if match := _EXPERT.match(name):
+            parts.setdefault(match[1], {})[int(match[2]), match[3]] = tensor
+        else:
+            result[name] = tensor
+    for prefix, tensors in parts.items():
+        numbers = range(1 + max(number for number, _ in tensors))
+        gate_up = [torch.cat((tensors[number, "gate"], tensors[number, "up"])) for number in numbers]
+        result[f"{prefix}.gate_up_proj"] = torch.stack(gate_up)
+        result[f"{prefix}.down_proj"] = torch.stack([tensors[number, "down"] for number in numbers])
+    return result
+
+
+def split_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `fuse_experts`."""
+    result = {}
+    for name, tensor in state.items():
+        prefix, _, part = name.rpartition(".")
+        if not prefix.endswith(".mlp.experts"):
+            result[name] = tensor
+            continue
+        for number, expert in enumerate(tensor):
+            pieces = zip(("gate", "up"), expert.chunk(2), strict=True) if part == "gate_up_proj" else [("down", expert)]
+            result |= {f"{prefix}.{number}.{piece}_proj.weight": weight for piece, weight in pieces}
     return result

@@ -202,6 +202,7 @@ def _stacks(documents: DocumentBatches, sizes: tuple[int, int, int], states: Ten
         first = end
 
 
+@torch.compiler.disable
 def packed_attention(
     fused: Tensor,
     query_weight: Tensor,

@@ -18,12 +18,12 @@ CHUNK_ROWS = 128
 
 
 class _SelectedTokenLoss(torch.autograd.Function):
-    """(hidden (n, H), weight (V, H), labels (n,)) -> losses (n,) fp32; hidden and weight share a dtype."""
+    """(hidden (n, H), weight (V, H), labels (n,)) -> losses (n,); hidden and weight share a dtype."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, needs_gradient: bool) -> Tensor:
         logits = hidden @ weight.t()
-        losses = torch.empty(len(labels), dtype=torch.float32, device=hidden.device)
+        losses = torch.empty(len(labels), dtype=_exact_dtype(hidden), device=hidden.device)
         for rows, chunk_labels, loss in zip(
             logits.split(CHUNK_ROWS), labels.split(CHUNK_ROWS), losses.split(CHUNK_ROWS), strict=True
         ):
@@ -63,7 +63,7 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         labels: (N,) int64, -100 where a row has no loss.
 
     Returns:
-        (N,) fp32, 0 where the label is -100. Differentiable once, with any gradient per row.
+        (N,) fp32 (fp64 for fp64 input), 0 where the label is -100. Differentiable once, with any gradient per row.
     """
     dtype = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type):

@@ -5,8 +5,9 @@ Examples:
     python scripts/chat.py --prompt "Who are you?" --temperature 0
     printf 'Hello!\\nWho are you?\\n' | python scripts/chat.py
 """
-import sys, pathlib  # noqa: E401
-if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import pathlib, sys  # noqa: E401
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 import dataclasses
 import json

@@ -2,8 +2,10 @@
 
 The learning rate is constant and then falls to zero; bits per byte are measured on text and on chats, before and after.
 """
-import sys, pathlib  # noqa: E401
-if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import pathlib, sys  # noqa: E401
+
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 from trainer.config import user_errors
 from trainer.data import build_mid_train_data
@@ -12,15 +14,24 @@ from trainer.stage import Stage, run_stage
 
 STAGE = Stage(
     name="mid_train",
-    description="Go on training a base model on documents and conversations mixed by weight (--data_path a.jsonl:0.7 b.jsonl:0.3).",
+    description="Go on training a base model on documents and chats mixed by weight (--data_path a.jsonl:0.7 b.jsonl:0.3).",
     build_data=build_mid_train_data,
     loss=language_model_loss,
     defaults={
-        "from_weight": "pretrain", "max_seq_len": 256, "batch_size": 16, "loss_on": "all",
-        "schedule": "wsd", "decay_ratio": 0.5, "warmup_ratio": 0.0, "min_lr_ratio": 0.0,
+        "from_weight": "pretrain",
+        "max_seq_len": 256,
+        "batch_size": 16,
+        "loss_on": "all",
+        "schedule": "wsd",
+        "decay_ratio": 0.5,
+        "warmup_ratio": 0.0,
+        "min_lr_ratio": 0.0,
     },  # fmt: skip
     start_from=("pretrain",),
-    sample_prompts=([{"role": "user", "content": "Where does Mira live?"}], [{"role": "user", "content": "米拉住在哪里？"}]),
+    sample_prompts=(
+        [{"role": "user", "content": "Where does Mira live?"}],
+        [{"role": "user", "content": "米拉住在哪里？"}],
+    ),
 )
 
 

@@ -2,8 +2,9 @@
 
 python scripts/train_tokenizer.py --data_path corpus.jsonl --vocab_size 6400 --save_dir out/tokenizer
 """
-import sys, pathlib  # noqa: E401
-if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import pathlib, sys  # noqa: E401
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""The floors of the house: imports go down only. Also what a reader may count on: sizes of files, one place for torch.distributed."""
+"""The floors of the house: imports go down only. Also what a reader may count on, such as the sizes of files."""
 
 import ast
 import sys
@@ -44,7 +44,11 @@ def own_file(module: str) -> Path | None:
     path = ROOT.joinpath(*module.split("."))
     if module.split(".")[0] not in FOLDERS:
         return None
-    return path.with_suffix(".py") if path.with_suffix(".py").is_file() else (path / "__init__.py" if path.is_dir() else None)
+    return (
+        path.with_suffix(".py")
+        if path.with_suffix(".py").is_file()
+        else (path / "__init__.py" if path.is_dir() else None)
+    )
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -77,7 +81,19 @@ def test_only_the_chat_renderer_knows_the_template():
 
 
 def test_no_file_of_an_entry_folder_hides_a_module_of_others():
-    taken = set(sys.stdlib_module_names) | {"torch", "transformers", "tokenizers", "datasets", "swanlab", "jinja2", "numpy", "yaml", "rich", "peft", "trl"}
+    taken = set(sys.stdlib_module_names) | {
+        "torch",
+        "transformers",
+        "tokenizers",
+        "datasets",
+        "swanlab",
+        "jinja2",
+        "numpy",
+        "yaml",
+        "rich",
+        "peft",
+        "trl",
+    }
     for folder in ("trainer", "scripts", "eval"):
         for path in (ROOT / folder).glob("*.py"):
             assert path.stem not in taken, f"{folder}/{path.name} hides a module of the same name"

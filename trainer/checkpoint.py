@@ -1,7 +1,7 @@
 """Checkpoints: one verified, atomically written `.pth` that holds tensors and plain dicts only.
 
-A write goes to a temporary name, is flushed to the disk, and is renamed; so a file with a final name is whole unless the
-disk damaged it. The zip format carries a CRC of each tensor, which is checked before loading, since torch.load by
+A write goes to a temporary name, is flushed to the disk, and is renamed; so a file with a final name is whole unless
+the disk damaged it. The zip format carries a CRC of each tensor, which is checked before loading, since torch.load by
 itself returns wrong weights after one flipped bit.
 """
 

@@ -30,7 +30,7 @@ def flag(default: Any, help: str) -> Any:
 
 @dataclasses.dataclass
 class ModelArguments:
-    """What is trained. Weights named by `--from_weight` bring their own shape; a flag that contradicts it is refused."""
+    """What is trained. Weights of `--from_weight` bring their own shape; a flag that contradicts it is refused."""
 
     _argument_group_name = "model"
 
@@ -42,8 +42,12 @@ class ModelArguments:
     num_experts_per_tok: int | None = flag(None, "experts each token goes through, over the preset's")
     dropout: float | None = flag(None, "dropout probability in training (0 unless the weights say otherwise)")
     router_aux_loss_coef: float | None = flag(None, "weight of the MoE balance loss, over the preset's")
-    from_weight: str = flag("none", "start from: none, a stage's name (pretrain), auto, a model folder, or a .pth state dict")
-    tokenizer_path: str | None = flag(None, "tokenizer folder; by default the starting weights' own, else model/tokenizer")
+    from_weight: str = flag(
+        "none", "start from: none, a stage's name (pretrain), auto, a model folder, or a .pth state dict"
+    )
+    tokenizer_path: str | None = flag(
+        None, "tokenizer folder; by default the starting weights' own, else model/tokenizer"
+    )
     use_compile: Literal[0, 1] = flag(0, "1: torch.compile each layer (pays on long runs)")
 
 
@@ -80,15 +84,20 @@ class OptimizationArguments:
     optimizer: Literal["muon", "adamw"] = flag("muon", "muon: Muon for the matrices and AdamW for the rest")
     learning_rate: float = flag(5e-3, "peak learning rate (of Muon, or of AdamW alone)")
     embedding_learning_rate: float | None = flag(
-        None, "peak learning rate of AdamW for embeddings, norms and router beside Muon; by default that of --learning_rate"
+        None,
+        "peak learning rate of AdamW for embeddings, norms and router beside Muon; by default that of --learning_rate",
     )
     weight_decay: float = flag(0.1, "decay of matrices; embeddings and norms have none")
     grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no clipping")
-    schedule: Literal["cosine", "wsd", "constant"] = flag("cosine", "shape after warm-up; wsd: constant, then linear decay")
+    schedule: Literal["cosine", "wsd", "constant"] = flag(
+        "cosine", "shape after warm-up; wsd: constant, then linear decay"
+    )
     warmup_ratio: float = flag(0.03, "share of the steps that warm up linearly")
     decay_ratio: float = flag(0.4, "share of the steps that decay, for wsd")
     min_lr_ratio: float = flag(0.1, "end of the schedule as a share of the peak")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag("auto", "autocast precision; auto: what the device has")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag(
+        "auto", "autocast precision; auto: what the device has"
+    )
     device: str = flag("auto", "cpu, cuda, cuda:1, mps; auto: the best there is")
     seed: int = flag(42, "seed of weights, data order and dropout")
 
@@ -113,7 +122,9 @@ class RunArguments:
     save_dtype: Literal["float32", "bfloat16"] = flag("float32", "precision of the saved model")
     use_wandb: Literal[0, 1] = flag(0, "1: log to SwanLab as well")
     wandb_project: str = flag("minimind-pipeline", "SwanLab project")
-    swanlab_mode: Literal["offline", "local", "cloud", "disabled"] = flag("offline", "SwanLab mode; only cloud uses a network")
+    swanlab_mode: Literal["offline", "local", "cloud", "disabled"] = flag(
+        "offline", "SwanLab mode; only cloud uses a network"
+    )
 
 
 @dataclasses.dataclass
@@ -132,15 +143,29 @@ class Settings:
     def validate(self) -> None:
         """Raise one ValueError that lists every setting out of range, by flag."""
         data, optimization, run = self.data, self.optimization, self.run
-        positive = {"max_seq_len": data.max_seq_len, "batch_size": optimization.batch_size, "epochs": optimization.epochs,
-                    "accumulation_steps": optimization.accumulation_steps, "save_interval": run.save_interval,
-                    "log_interval": run.log_interval, "eval_iters": run.eval_iters,
-                    "learning_rate": optimization.learning_rate}  # fmt: skip
-        not_negative = {"max_steps": optimization.max_steps, "num_workers": data.num_workers, "grad_clip": optimization.grad_clip,
-                        "weight_decay": optimization.weight_decay, "eval_interval": run.eval_interval,
-                        "sample_interval": run.sample_interval}  # fmt: skip
-        shares = {"warmup_ratio": optimization.warmup_ratio, "decay_ratio": optimization.decay_ratio,
-                  "min_lr_ratio": optimization.min_lr_ratio}  # fmt: skip
+        positive = {
+            "max_seq_len": data.max_seq_len,
+            "batch_size": optimization.batch_size,
+            "epochs": optimization.epochs,
+            "accumulation_steps": optimization.accumulation_steps,
+            "save_interval": run.save_interval,
+            "log_interval": run.log_interval,
+            "eval_iters": run.eval_iters,
+            "learning_rate": optimization.learning_rate,
+        }
+        not_negative = {
+            "max_steps": optimization.max_steps,
+            "num_workers": data.num_workers,
+            "grad_clip": optimization.grad_clip,
+            "weight_decay": optimization.weight_decay,
+            "eval_interval": run.eval_interval,
+            "sample_interval": run.sample_interval,
+        }
+        shares = {
+            "warmup_ratio": optimization.warmup_ratio,
+            "decay_ratio": optimization.decay_ratio,
+            "min_lr_ratio": optimization.min_lr_ratio,
+        }
         problems = [f"--{name} {value} must be above 0" for name, value in positive.items() if not value > 0]
         problems += [f"--{name} {value} must not be negative" for name, value in not_negative.items() if not value >= 0]
         problems += [f"--{name} {value} must lie in [0, 1]" for name, value in shares.items() if not 0 <= value <= 1]
@@ -172,7 +197,10 @@ class _Parser(HfArgumentParser):
 
 
 def parse_arguments(
-    *dataclass_types: type, description: str, defaults: dict[str, Any] | None = None, arguments: Sequence[str] | None = None
+    *dataclass_types: type,
+    description: str,
+    defaults: dict[str, Any] | None = None,
+    arguments: Sequence[str] | None = None,
 ) -> tuple[Any, ...]:
     """Parse the command line into the given dataclasses, one instance each.
 

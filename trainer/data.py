@@ -20,7 +20,9 @@ def build_pretrain_data(arguments: DataArguments, tokenizer: PreTrainedTokenizer
 def build_mid_train_data(arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int) -> Data:
     """Documents and conversations to train on; validation sources "text" and "chat"."""
     train, validation = _paths(arguments, "midtrain.train", {"text": "pretrain.val", "chat": "sft.val"})
-    return _build(MixtureDataset, arguments, tokenizer, seed, train, validation, {"text": MixtureDataset, "chat": MixtureDataset})
+    return _build(
+        MixtureDataset, arguments, tokenizer, seed, train, validation, {"text": MixtureDataset, "chat": MixtureDataset}
+    )
 
 
 def build_sft_data(arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int) -> Data:
@@ -54,8 +56,11 @@ def _build(
     validation_kinds: dict[str, type[PackedDataset]],
 ) -> Data:
     options = {
-        "max_length": arguments.max_seq_len, "packing": bool(arguments.packing), "strict": bool(arguments.strict), "seed": seed,
-    }  # fmt: skip
+        "max_length": arguments.max_seq_len,
+        "packing": bool(arguments.packing),
+        "strict": bool(arguments.strict),
+        "seed": seed,
+    }
     chat_options = {"train_on": arguments.train_on}
     if kind is not PretrainDataset:
         options |= chat_options | {"loss_on": arguments.loss_on}

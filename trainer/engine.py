@@ -151,9 +151,14 @@ def steps_of_epoch(run: Run) -> Iterator[tuple[list[Batch], int]]:
     """
     optimization, world = run.settings.optimization, run.world
     sampler = SkipBatchSampler(
-        num_rows=len(run.train_data), batch_size=optimization.batch_size, rank=world.rank, world_size=world.size,
-        seed=optimization.seed, epoch=run.progress.epoch, skip_rows=run.progress.row,
-    )  # fmt: skip
+        num_rows=len(run.train_data),
+        batch_size=optimization.batch_size,
+        rank=world.rank,
+        world_size=world.size,
+        seed=optimization.seed,
+        epoch=run.progress.epoch,
+        skip_rows=run.progress.row,
+    )
     loader = make_loader(run, run.train_data, sampler)
     rows_left = len(run.train_data) - run.progress.row
     rows_per_step = optimization.batch_size * world.size * optimization.accumulation_steps
@@ -173,9 +178,13 @@ def make_loader(run: Run, data: Dataset, batch_sampler: Any) -> DataLoader:
     workers = run.settings.data.num_workers
     # A loader draws a seed for its workers from torch's generator; its own keeps that out of the training's state.
     return DataLoader(
-        data, batch_sampler=batch_sampler, collate_fn=collate_rows, num_workers=workers,
-        pin_memory=run.world.device.type == "cuda", generator=torch.Generator(),
-    )  # fmt: skip
+        data,
+        batch_sampler=batch_sampler,
+        collate_fn=collate_rows,
+        num_workers=workers,
+        pin_memory=run.world.device.type == "cuda",
+        generator=torch.Generator(),
+    )
 
 
 def is_due(step: int, interval: int) -> bool:
@@ -189,9 +198,14 @@ def set_learning_rate(run: Run) -> float:
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = get_lr(
-                run.progress.step, run.total_steps, group["peak_lr"], optimization.warmup_ratio,
-                optimization.schedule, optimization.decay_ratio, optimization.min_lr_ratio,
-            )  # fmt: skip
+                run.progress.step,
+                run.total_steps,
+                group["peak_lr"],
+                optimization.warmup_ratio,
+                optimization.schedule,
+                optimization.decay_ratio,
+                optimization.min_lr_ratio,
+            )
     return run.optimizers[0].param_groups[0]["lr"]
 
 
@@ -246,8 +260,9 @@ class Meter:
         if progress.bad_steps_in_a_row >= MAX_BAD_STEPS:
             good = self.run.checkpoints.steps()
             raise ValueError(
-                f"step {progress.step} (epoch {progress.epoch}, row {progress.row}): {MAX_BAD_STEPS} steps in a row without a "
-                f"finite gradient; the last good checkpoint is {good[0] if good else 'none'}; try a lower --learning_rate"
+                f"step {progress.step} (epoch {progress.epoch}, row {progress.row}): {MAX_BAD_STEPS} steps in a row "
+                f"without a finite gradient; the last good checkpoint is {good[0] if good else 'none'}; "
+                "try a lower --learning_rate"
             )
 
     def report(self, rate: float) -> None:
@@ -263,18 +278,23 @@ class Meter:
         loss = sums["loss_sum"] / max(supervised, 1)
         left = (run.total_steps - progress.step) * progress.seconds / max(progress.step, 1)
         metrics = {
-            "epoch": progress.epoch, "tokens": progress.tokens, "supervised_tokens": progress.supervised_tokens,
-            "loss": loss, "learning_rate": rate, "gradient_norm": float(self.gradient_norm),
-            "tokens_per_second": tokens / seconds, "elapsed_seconds": progress.seconds,
+            "epoch": progress.epoch,
+            "tokens": progress.tokens,
+            "supervised_tokens": progress.supervised_tokens,
+            "loss": loss,
+            "learning_rate": rate,
+            "gradient_norm": float(self.gradient_norm),
+            "tokens_per_second": tokens / seconds,
+            "elapsed_seconds": progress.seconds,
             "skipped_steps": progress.skipped_steps,
-        }  # fmt: skip
+        }
         if "balance_sum" in sums:
             metrics["balance_loss"] = sums["balance_sum"] / max(tokens, 1)
             metrics["expert_load"] = [[round(share, 4) for share in layer] for layer in run.expert_loads.tolist()]
         run.tracker.log(progress.step, metrics)
         run.tracker.say(
-            f"step {progress.step}/{run.total_steps} | loss {loss:.4f} | lr {rate:.2e} | grad {float(self.gradient_norm):.2f}"
-            f" | {tokens / seconds:,.0f} tokens/s | {format_seconds(progress.seconds)}, {format_seconds(left)} left"
+            f"step {progress.step}/{run.total_steps} | loss {loss:.4f} | lr {rate:.2e} | "
+            f"grad {float(self.gradient_norm):.2f} | {tokens / seconds:,.0f} tokens/s | {format_seconds(progress.seconds)}, {format_seconds(left)} left"
         )
         self.reset()
 
@@ -289,9 +309,13 @@ def estimate_loss(run: Run) -> dict[str, LossSums]:
     results = {}
     for name, data in {"train": run.train_data, **run.validation_data}.items():
         sampler = SkipBatchSampler(
-            num_rows=len(data), batch_size=optimization.batch_size, rank=world.rank, world_size=world.size,
-            seed=optimization.seed, epoch=0,
-        )  # fmt: skip
+            num_rows=len(data),
+            batch_size=optimization.batch_size,
+            rank=world.rank,
+            world_size=world.size,
+            seed=optimization.seed,
+            epoch=0,
+        )
         loader = make_loader(run, data, sampler)
         # The iterations are of the whole run, so that more ranks do not mean more rows.
         steps = min(len(sampler), math.ceil(run.settings.run.eval_iters / world.size))
@@ -312,8 +336,12 @@ def log_evaluation(run: Run) -> dict[str, Any]:
         for name, sums in validation.items():
             metrics |= {f"validation_loss_{name}": sums.loss, f"validation_bpb_{name}": sums.bits_per_byte}
     run.tracker.log(run.progress.step, metrics)
-    by_name = ", ".join(f"{name} {sums.loss:.4f} ({sums.bits_per_byte:.4f} bits per byte)" for name, sums in validation.items())
-    run.tracker.say(f"step {run.progress.step}/{run.total_steps} | train {results['train'].loss:.4f} | validation {by_name}")
+    by_name = ", ".join(
+        f"{name} {sums.loss:.4f} ({sums.bits_per_byte:.4f} bits per byte)" for name, sums in validation.items()
+    )
+    run.tracker.say(
+        f"step {run.progress.step}/{run.total_steps} | train {results['train'].loss:.4f} | validation {by_name}"
+    )
     return metrics
 
 

@@ -32,7 +32,7 @@ class StepContext:
 
 
 def count_tokens(batch: Batch) -> torch.Tensor:
-    """(2,) float64: supervised tokens and non-padding tokens of a micro-batch. A row's first token is never predicted."""
+    """(2,) float64: supervised and non-padding tokens of a micro-batch. A row's first token is never predicted."""
     supervised = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
     return torch.stack([supervised, (batch["document_ids"] > 0).sum()]).to(torch.float64)
 
@@ -80,7 +80,7 @@ def balance_loss_sum(probability_sums: torch.Tensor, expert_loads: torch.Tensor)
 
 
 def equal_expert_loads(config: MiniMindConfig, device: torch.device) -> torch.Tensor | None:
-    """(layers, experts) loads of a run's first step: equal, so that the balance loss has no gradient yet; None for dense."""
+    """(layers, experts) loads of a run's first step: equal, so the balance loss has no gradient yet; None if dense."""
     if not config.use_moe:
         return None
     shape = (config.num_hidden_layers, config.num_experts)

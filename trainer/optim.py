@@ -40,7 +40,7 @@ def build_optimizers(
     Liu et al. 2025), so that one learning rate serves matrices of any shape.
 
     Args:
-        model: the model whose trainable parameters are optimized; q, k, v, gate, up and each expert are matrices of their own.
+        model: whose trainable parameters are optimized; q, k, v, gate, up and each expert are matrices of their own.
         optimizer: "muon" or "adamw".
         learning_rate: peak of Muon, or of AdamW alone.
         weight_decay: decoupled decay of the matrices, times the learning rate at each step.

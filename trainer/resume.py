@@ -13,10 +13,19 @@ from trainer.engine import Progress, Run, is_due, log_evaluation, rows_per_step
 BINDING = {
     "data": ("max_seq_len", "packing", "loss_on", "train_on"),
     "optimization": (
-        "optimizer", "learning_rate", "embedding_learning_rate", "weight_decay", "grad_clip", "schedule", "warmup_ratio",
-        "decay_ratio", "min_lr_ratio", "seed", "dtype",
+        "optimizer",
+        "learning_rate",
+        "embedding_learning_rate",
+        "weight_decay",
+        "grad_clip",
+        "schedule",
+        "warmup_ratio",
+        "decay_ratio",
+        "min_lr_ratio",
+        "seed",
+        "dtype",
     ),
-}  # fmt: skip
+}
 
 
 def resume(run: Run) -> list[str]:
@@ -69,7 +78,8 @@ def check_unchanged(run: Run, state: dict[str, Any]) -> None:
     if rows_per_step(run) != state["rows_per_step"]:
         problems.append(
             f"a step has {rows_per_step(run)} rows and had {state['rows_per_step']}: choose --batch_size and "
-            f"--accumulation_steps so that batch_size x accumulation_steps x {run.world.size} ranks is {state['rows_per_step']}"
+            f"--accumulation_steps so that batch_size x accumulation_steps x {run.world.size} ranks is "
+            f"{state['rows_per_step']}"
         )
     if run.total_steps != state["total_steps"]:
         problems.append(f"the run has {run.total_steps} steps and had {state['total_steps']} (--epochs, --max_steps)")
@@ -94,4 +104,3 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     else:
         # Another number of ranks draws other dropout masks anyway; keep them apart, and the same on each restart.
         torch.manual_seed(run.settings.optimization.seed + run.progress.step * 1000 + run.world.rank)
-

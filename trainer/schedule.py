@@ -19,7 +19,7 @@ def get_lr(
         total_steps: optimizer steps of the whole run.
         peak: largest learning rate.
         warmup_ratio: share of the run that rises linearly; its first step is already above 0.
-        schedule: "cosine" (Loshchilov & Hutter 2016), "wsd" (constant, then linear decay; Hu et al. 2024) or "constant".
+        schedule: "cosine" (Loshchilov & Hutter 2016), "wsd" (constant, then linear; Hu et al. 2024) or "constant".
         decay_ratio: share of the run that decays, for "wsd"; 1 decays from the end of warm-up on.
         min_ratio: the end of the schedule as a share of the peak.
 

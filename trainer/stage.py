@@ -86,7 +86,9 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             while run.progress.step < run.total_steps and not asked.signal and train_epoch(run):
                 pass
             if run.progress.step < run.total_steps:
-                run.tracker.say(f"stopped at step {run.progress.step}, saved; go on with the same command and --from_resume 1")
+                run.tracker.say(
+                    f"stopped at step {run.progress.step}, saved; go on with the same command and --from_resume 1"
+                )
                 raise SystemExit(128 + (asked.signal or signal.SIGTERM))
             return finish(run, stage, tokenizer)
     finally:
@@ -97,7 +99,9 @@ def read_settings(stage: Stage, arguments: Sequence[str] | None = None) -> Setti
     """The stage's flags over its config file over its defaults, checked."""
     defaults = {"save_weight": stage.name} | stage.defaults
     groups = (ModelArguments, DataArguments, OptimizationArguments, RunArguments)
-    settings = Settings(*parse_arguments(*groups, description=stage.description, defaults=defaults, arguments=arguments))
+    settings = Settings(
+        *parse_arguments(*groups, description=stage.description, defaults=defaults, arguments=arguments)
+    )
     settings.validate()
     return settings
 
@@ -122,22 +126,32 @@ def assemble(
             layer.compile()
     wrapped = wrap_model(model, world)
     optimizers, table = build_optimizers(
-        model, optimization.optimizer, optimization.learning_rate, optimization.weight_decay,
+        model,
+        optimization.optimizer,
+        optimization.learning_rate,
+        optimization.weight_decay,
         optimization.embedding_learning_rate,
-    )  # fmt: skip
+    )
     # From here on the ranks draw their own dropout; weights and row order came from the common seed.
     setup_seed(optimization.seed + world.rank)
     run_folder = Path(options.checkpoint_dir) / folder.name
     run = Run(
-        settings=settings, world=world, precision=precision, model=wrapped, optimizers=optimizers,
+        settings=settings,
+        world=world,
+        precision=precision,
+        model=wrapped,
+        optimizers=optimizers,
         scaler=torch.amp.GradScaler(world.device.type, enabled=precision.use_scaler),
-        loss=stage.loss, train_data=train_data, validation_data=validation_data,
-        token_bytes=token_byte_lengths(tokenizer), total_steps=0,
+        loss=stage.loss,
+        train_data=train_data,
+        validation_data=validation_data,
+        token_bytes=token_byte_lengths(tokenizer),
+        total_steps=0,
         tracker=Tracker(run_folder / "metrics.jsonl" if world.is_main else None),
         checkpoints=CheckpointFolder(run_folder, options.keep_last),
         expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": train_data.summary.fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer)},
-    )  # fmt: skip
+    )
     run.total_steps = estimate_total_steps(run)
     run.sample = lambda run: sample_answers(run, stage, tokenizer)
     return run, tokenizer, notes, table
@@ -164,11 +178,12 @@ def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGro
     )
     for reason, count in data.skipped.items():
         say(f"  left out: {count:,} {reason}")
-    say(f"  validation: " + ", ".join(f"{name} {len(rows):,} rows" for name, rows in run.validation_data.items()))
+    say("  validation: " + ", ".join(f"{name} {len(rows):,} rows" for name, rows in run.validation_data.items()))
     rows = rows_per_step(run)
     say(
         f"  steps: {run.total_steps:,} of {rows} rows ({rows * window:,} tokens): {settings.optimization.batch_size} a "
-        f"micro-batch x {settings.optimization.accumulation_steps} x {run.world.size} ranks; {settings.optimization.schedule} schedule"
+        f"micro-batch x {settings.optimization.accumulation_steps} x {run.world.size} ranks; "
+        f"{settings.optimization.schedule} schedule"
     )
     for group in table:
         say(
@@ -179,9 +194,12 @@ def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGro
         say(f"  {note}")
     if settings.run.use_wandb and run.world.is_main:
         run.tracker.swanlab_run = start_swanlab(
-            settings.run.wandb_project, run.checkpoints.folder.name, settings.run.swanlab_mode,
-            run.checkpoints.folder / "swanlab", settings.to_dict(),
-        )  # fmt: skip
+            settings.run.wandb_project,
+            run.checkpoints.folder.name,
+            settings.run.swanlab_mode,
+            run.checkpoints.folder / "swanlab",
+            settings.to_dict(),
+        )
 
 
 def dry_run(run: Run) -> None:
@@ -207,7 +225,9 @@ def sample_answers(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -
     if not run.world.is_main or not stage.sample_prompts:
         return
     prompts = [
-        tokenizer.encode(f"{tokenizer.decode([0])}{prompt}") if isinstance(prompt, str) else render_prompt(prompt, tokenizer)
+        tokenizer.encode(f"{tokenizer.decode([0])}{prompt}")
+        if isinstance(prompt, str)
+        else render_prompt(prompt, tokenizer)
         for prompt in stage.sample_prompts
     ]
     model = run.bare_model
@@ -243,26 +263,32 @@ def finish(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Path:
 def describe_run(run: Run, stage: Stage, metrics: dict[str, Any]) -> dict[str, Any]:
     """What run.json says of a finished run."""
     total, active = count_parameters(run.bare_model)
-    return weights.to_plain({
-        "stage": stage.name,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "settings": run.settings.to_dict(),
-        "model": weights.describe_config(run.bare_model.config),
-        "parameters": {"total": total, "active": active},
-        "data": {"train": run.train_data.summary.to_dict()}
-        | {name: data.summary.to_dict() for name, data in run.validation_data.items()},
-        "progress": run.progress,
-        "total_steps": run.total_steps,
-        "tokens_per_second": run.progress.tokens / max(run.progress.seconds, 1e-9),
-        "metrics": metrics,
-        "precision": run.precision.reason,
-        "environment": {
-            "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-            "device": str(run.world.device), "ranks": run.world.size, "threads": torch.get_num_threads(),
-            "machine": platform.machine(),
-        },
-    })  # fmt: skip
+    return weights.to_plain(
+        {
+            "stage": stage.name,
+            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "settings": run.settings.to_dict(),
+            "model": weights.describe_config(run.bare_model.config),
+            "parameters": {"total": total, "active": active},
+            "data": {"train": run.train_data.summary.to_dict()}
+            | {name: data.summary.to_dict() for name, data in run.validation_data.items()},
+            "progress": run.progress,
+            "total_steps": run.total_steps,
+            "tokens_per_second": run.progress.tokens / max(run.progress.seconds, 1e-9),
+            "metrics": metrics,
+            "precision": run.precision.reason,
+            "environment": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "device": str(run.world.device),
+                "ranks": run.world.size,
+                "threads": torch.get_num_threads(),
+                "machine": platform.machine(),
+            },
+        }
+    )
 
 
 @dataclasses.dataclass

@@ -84,7 +84,9 @@ def start_swanlab(project: str, name: str, mode: str, folder: Path, config: dict
         )
     except Exception as error:
         # SwanLab raises a different type for each way of failing to log in; all of them mean the same to a user.
-        raise ValueError(f"SwanLab did not start in mode {mode}: {error}; --swanlab_mode offline needs no network") from error
+        raise ValueError(
+            f"SwanLab did not start in mode {mode}: {error}; --swanlab_mode offline needs no network"
+        ) from error
 
 
 def warn(text: str) -> None:

@@ -1,6 +1,8 @@
 """Stage 3: supervised fine-tuning of all weights on conversations. Only the assistant's words are trained."""
-import sys, pathlib  # noqa: E401
-if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import pathlib, sys  # noqa: E401
+
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 from trainer.config import user_errors
 from trainer.data import build_sft_data
@@ -9,7 +11,7 @@ from trainer.stage import Stage, run_stage
 
 STAGE = Stage(
     name="full_sft",
-    description="Fine-tune a model on conversations; --from_weight auto takes the mid-trained weights, else the pretrained.",
+    description="Fine-tune on conversations; --from_weight auto takes the mid-trained weights, else the pretrained.",
     build_data=build_sft_data,
     loss=language_model_loss,
     defaults={"from_weight": "auto", "max_seq_len": 256, "batch_size": 16, "learning_rate": 2e-3, "min_lr_ratio": 0.0},

@@ -1,6 +1,8 @@
 """Stage 1: pretraining. Plain text in, next-token prediction on every token, a base model out."""
-import sys, pathlib  # noqa: E401
-if not __package__: sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])  # noqa: E701
+
+import pathlib, sys  # noqa: E401
+
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 from trainer.config import user_errors
 from trainer.data import build_pretrain_data

@@ -32,7 +32,9 @@ def result_folder(save_dir: str | Path, name: str, config: MiniMindConfig) -> Pa
     return Path(save_dir) / f"{name}_{config.hidden_size}{'_moe' if config.use_moe else ''}"
 
 
-def find_weight(name: str, save_dir: str | Path, hidden_size: int | None = None, use_moe: int | None = None) -> Path | None:
+def find_weight(
+    name: str, save_dir: str | Path, hidden_size: int | None = None, use_moe: int | None = None
+) -> Path | None:
     """The newest finished model of a stage in `save_dir` that has the wanted width and kind, or None.
 
     Args:
@@ -128,8 +130,9 @@ def init_model(
             notes.append("router: frozen, since one expert per token with normalised weights gives it no gradient")
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(
-            f"the tokenizer in {tokenizer_path} has {len(tokenizer):,} tokens, more than the {model.config.vocab_size:,} of "
-            f"the weights in {source}; use the tokenizer that they were trained with (--tokenizer_path)"
+            f"the tokenizer in {tokenizer_path} has {len(tokenizer):,} tokens, more than the "
+            f"{model.config.vocab_size:,} of the weights in {source}; use the tokenizer that they were trained with "
+            "(--tokenizer_path)"
         )
     return model.to(device=device, dtype=torch.float32), tokenizer, notes
 
@@ -154,9 +157,10 @@ def _random_model(
     # A vocabulary of whole multiples of 64 keeps the head's matrix product on fast tile sizes.
     overrides["vocab_size"] = -(-len(tokenizer) // 64) * 64
     overrides |= {
-        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
-    }  # fmt: skip
+    }
     config = MiniMindConfig.from_preset(preset, overrides)
     if max_seq_len > config.max_position_embeddings:
         raise ValueError(f"--max_seq_len {max_seq_len} exceeds the model's {config.max_position_embeddings} positions")
@@ -171,11 +175,13 @@ def _check_shape_flags(arguments: ModelArguments, config: MiniMindConfig, source
         preset = MiniMindConfig.from_preset(arguments.preset)
         shape = SHAPE_FLAGS if preset.use_moe else SHAPE_FLAGS[:3]
         wanted = {flag: getattr(preset, flag) for flag in shape} | {f: v for f, v in wanted.items() if v is not None}
-    raise_problems([
-        f"--{flag} {value} contradicts {source}, whose {flag} is {getattr(config, flag)}; leave the flag out"
-        for flag, value in wanted.items()
-        if value is not None and value != getattr(config, flag)
-    ])  # fmt: skip
+    raise_problems(
+        [
+            f"--{flag} {value} contradicts {source}, whose {flag} is {getattr(config, flag)}; leave the flag out"
+            for flag, value in wanted.items()
+            if value is not None and value != getattr(config, flag)
+        ]
+    )
 
 
 def _set_dropout(model: MiniMindForCausalLM, dropout: float) -> None:
@@ -209,7 +215,11 @@ def _model_from_pth(path: Path, arguments: ModelArguments, tokenizer: PreTrained
                 fields[flag] = getattr(arguments, flag)
         # MiniMind's setting for one expert per token: the weight is always 1, so its router stays as it is.
         fields["router_frozen"] = bool(fields["use_moe"] and fields["num_experts_per_tok"] == 1)
-        fields |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+        fields |= {
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
     model = MiniMindForCausalLM(MiniMindConfig(**fields))
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in state]
@@ -237,17 +247,33 @@ def infer_shape(path: Path, state: dict[str, torch.Tensor]) -> dict[str, Any]:
         layers = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("model.layers."))
         head_dim = state["model.layers.0.self_attn.q_norm.weight"].shape[0]
         heads, key_heads = (state[f"model.layers.0.self_attn.{part}_proj.weight"].shape[0] // head_dim for part in "qk")
-        experts = [name for name in state if name.startswith("model.layers.0.mlp.experts.") and name.endswith("gate_proj.weight")]
+        experts = [
+            name
+            for name in state
+            if name.startswith("model.layers.0.mlp.experts.") and name.endswith("gate_proj.weight")
+        ]
         width = state[experts[0] if experts else "model.layers.0.mlp.gate_proj.weight"].shape[0]
     except (KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"--from_weight {path}: not a MiniMind state dict ({error} was not found or has another form)") from error
+        raise ValueError(
+            f"--from_weight {path}: not a MiniMind state dict ({error} was not found or has another form)"
+        ) from error
     fields = {
-        "vocab_size": vocab_size, "hidden_size": hidden_size, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": key_heads, "head_dim": head_dim, "use_moe": bool(experts),
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head_dim,
+        "use_moe": bool(experts),
         "tie_word_embeddings": torch.equal(state["model.embed_tokens.weight"], state["lm_head.weight"]),
-    }  # fmt: skip
+    }
     if experts:
-        return fields | {"num_experts": len(experts), "num_experts_per_tok": 1, "moe_intermediate_size": width, "intermediate_size": width}
+        return fields | {
+            "num_experts": len(experts),
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": width,
+            "intermediate_size": width,
+        }
     return fields | {"intermediate_size": width}
 
 
@@ -262,12 +288,14 @@ def check_result_folder(folder: Path, config: MiniMindConfig) -> None:
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder}: exists and holds no model; choose another --save_weight or --save_dir")
     there = MiniMindConfig.from_pretrained(str(folder))
-    raise_problems([
-        f"{folder}: holds a model whose {flag} is {getattr(there, flag)}, this run's is {getattr(config, flag)}; "
-        "choose another --save_weight, or move the folder away"
-        for flag in (*SHAPE_FLAGS, "vocab_size")
-        if getattr(there, flag) != getattr(config, flag)
-    ])  # fmt: skip
+    raise_problems(
+        [
+            f"{folder}: holds a model whose {flag} is {getattr(there, flag)}, this run's is {getattr(config, flag)}; "
+            "choose another --save_weight, or move the folder away"
+            for flag in (*SHAPE_FLAGS, "vocab_size")
+            if getattr(there, flag) != getattr(config, flag)
+        ]
+    )
 
 
 def save_result(
@@ -279,7 +307,7 @@ def save_result(
     card: str,
     save_dtype: str = "float32",
 ) -> None:
-    """Leave a finished model behind as a Qwen3 / Qwen3-MoE folder; the folder is either the old one or the whole new one.
+    """Leave a finished model behind as a Qwen3 / Qwen3-MoE folder, which is either the old one or the whole new one.
 
     Args:
         record: what goes into run.json (settings, data, timings).
@@ -323,21 +351,35 @@ def model_card(record: dict[str, Any]) -> str:
         ("shape", ", ".join(f"{name} {value}" for name, value in model.items())),
         ("steps", f"{progress['step']:,}"),
         ("tokens", f"{progress['tokens']:,} ({progress['supervised_tokens']:,} with a loss)"),
-        ("time", f"{progress['seconds']:.0f} s, {record['tokens_per_second']:,.0f} tokens/s on {record['environment']['device']}"),
+        (
+            "time",
+            f"{progress['seconds']:.0f} s, {record['tokens_per_second']:,.0f} tokens/s on "
+            f"{record['environment']['device']}",
+        ),
     ]
     rows += [(name.replace("_", " "), f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     sources = "\n".join(f"- {path}" for path in record["data"]["train"].get("sources", []))
-    return (
-        f"---\nlicense: apache-2.0\npipeline_tag: text-generation\n---\n# {record['stage']}\n\nA {kind} model trained with "
-        f"minimind-pipeline. It opens with `AutoModelForCausalLM.from_pretrained`.\n\n| what | value |\n|---|---|\n{table}\n\n"
-        f"Training data:\n\n{sources or '- not recorded'}\n\nCommand: `{record['command']}`\n"
-    )
+    lines = ["---", "license: apache-2.0", "pipeline_tag: text-generation", "---", f"# {record['stage']}", ""]
+    lines += [
+        f"A {kind} model trained with minimind-pipeline.",
+        "It opens with `AutoModelForCausalLM.from_pretrained`.",
+        "",
+    ]
+    lines += ["| what | value |", "|---|---|", table, "", "Training data:", "", sources or "- not recorded", ""]
+    return "\n".join([*lines, f"Command: `{record['command']}`", ""])
 
 
 def describe_config(config: MiniMindConfig) -> dict[str, Any]:
     """The fields that give a model its shape, for run.json and the model card."""
-    names = [*SHAPE_FLAGS[:3], "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size"]
+    names = [
+        *SHAPE_FLAGS[:3],
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+    ]
     if config.use_moe:
         names += ["num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"]
     return {name: getattr(config, name) for name in names}

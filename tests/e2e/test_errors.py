@@ -16,12 +16,15 @@ from trainer.stage import run_stage
 from trainer.train_full_sft import STAGE as SFT
 from trainer.train_pretrain import STAGE as PRETRAIN
 
-TINY = "--hidden_size 32 --num_hidden_layers 1 --max_steps 1 --batch_size 2 --max_seq_len 32 --device cpu --dtype float32".split()
+TINY = "--hidden_size 32 --num_hidden_layers 1 --max_steps 1 --batch_size 2 --max_seq_len 32".split()
+TINY += ["--device", "cpu", "--dtype", "float32"]
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def write_rows(path, rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+    )
     return str(path)
 
 
@@ -105,7 +108,9 @@ def test_a_tokenizer_that_does_not_fit_the_model(tmp_path):
 def test_weights_of_another_shape(tmp_path):
     model_folder(tmp_path / "out" / "pretrain_32")
     message = message_of(MID_TRAIN, tmp_path, "--num_hidden_layers", "3", "--use_moe", "0")
-    assert "--num_hidden_layers 3 contradicts" in message and "whose num_hidden_layers is 1; leave the flag out" in message
+    assert (
+        "--num_hidden_layers 3 contradicts" in message and "whose num_hidden_layers is 1; leave the flag out" in message
+    )
 
 
 def test_a_weights_file_that_does_not_fit_its_config(tmp_path):
@@ -152,4 +157,3 @@ def test_the_command_prints_one_line_and_leaves_with_2(tmp_path):
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith(f"error: {tmp_path}/nowhere.jsonl does not exist")
     assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == []
-

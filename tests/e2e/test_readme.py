@@ -33,15 +33,24 @@ def is_run_here(command: str) -> bool:
 
 def write_user_files(folder: Path) -> None:
     """The files that the README calls my_*, with a few rows each."""
-    texts = [{"text": f"The number {index} comes after {index - 1}. 数字{index}在{index - 1}之后。" * 3} for index in range(60)]
+    texts = [
+        {"text": f"The number {index} comes after {index - 1}. 数字{index}在{index - 1}之后。" * 3}
+        for index in range(60)
+    ]
     chats = [
         {"conversations": [{"role": "user", "content": f"Say {index}."}, {"role": "assistant", "content": f"{index}!"}]}
         for index in range(60)
     ]
     questions = [
-        {"id": "q1", "family": "say", "language": "en", "conversations": [{"role": "user", "content": "Say 3."}],
-         "answers": ["3!"], "check": "exact"}
-    ]  # fmt: skip
+        {
+            "id": "q1",
+            "family": "say",
+            "language": "en",
+            "conversations": [{"role": "user", "content": "Say 3."}],
+            "answers": ["3!"],
+            "check": "exact",
+        }
+    ]
     for name, rows in (("my_text", texts), ("my_chats", chats), ("my_questions", questions)):
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
@@ -83,15 +92,22 @@ def workspace(tmp_path_factory):
 @pytest.mark.xdist_group("readme")
 def test_every_command_of_the_readme_runs(workspace):
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "120",
-    }  # fmt: skip
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "120",
+    }
     commands = [command for command in readme_commands("README.md") if is_run_here(command)]
     assert len(commands) >= 15
     for command in commands:
         done = subprocess.run(
-            ["bash", "-c", tiny(command, workspace)], cwd=workspace, env=environment, capture_output=True, text=True,
-            timeout=180, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["bash", "-c", tiny(command, workspace)],
+            cwd=workspace,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            stdin=subprocess.DEVNULL,
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         assert "Traceback" not in done.stderr, command
     for name in ("pretrain_32", "mid_train_32", "full_sft_32", "my_base_32", "my_chat_32", "pretrain_moe_32_moe"):
@@ -114,5 +130,9 @@ def test_make_targets_name_commands_that_exist(target):
 def test_the_setup_commands_name_files_that_exist():
     setup = [command for command in readme_commands("README.md") if command.startswith("pip install")]
     assert setup == ["pip install -r requirements.txt"] and (ROOT / "requirements.txt").is_file()
-    assert all("==" in line or ">=" in line for line in (ROOT / "requirements.txt").read_text().splitlines() if line[:1] not in "#-")
+    assert all(
+        "==" in line or ">=" in line
+        for line in (ROOT / "requirements.txt").read_text().splitlines()
+        if line[:1] not in "#-"
+    )
     assert shlex.split(setup[0])[-1] == "requirements.txt"

@@ -8,7 +8,15 @@ import torch
 
 import eval.eval_llm as eval_llm
 from dataset.builtin.question import message
-from eval.stages import evaluate_losses, evaluate_stage, loss_data_of, questions_fingerprint, read_evaluation
+from eval.stages import (
+    command_line,
+    evaluate_losses,
+    evaluate_stage,
+    loss_data_of,
+    questions_fingerprint,
+    read_evaluation,
+    short_path,
+)
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.config import user_errors
@@ -71,7 +79,7 @@ def test_writes_losses_scores_and_replies(monkeypatch, capsys, folder, data, que
     run(monkeypatch, *words, "--device", "cpu")
     printed = capsys.readouterr().out
     result = read_evaluation(folder)
-    assert result["model"] == "full_sft_32" and result["command"].startswith("eval_llm.py --model_path")
+    assert result["model"] == "full_sft_32" and result["command"].startswith("python eval_llm.py --model_path")
     assert set(result["losses"]) == {"text", "chat"}
     for sums in result["losses"].values():
         assert sums["loss"] == pytest.approx(8.7, abs=0.4) and sums["bytes"] > 0 and sums["bits_per_byte"] > 0
@@ -116,6 +124,12 @@ def test_several_files_are_told_apart_and_what_holds_no_token_is_an_error(tmp_pa
     model = eval_llm.load_model(str(folder))
     with pytest.raises(ValueError, match="'empty' has no token to predict"):
         evaluate_losses(model, tokenizer, {"empty": []}, torch.float32, 4)
+
+
+def test_commands_and_paths_are_those_of_a_reader_at_the_root(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [eval_llm.__file__, "--questions", "my file.jsonl"])
+    assert command_line() == "python eval/eval_llm.py --questions 'my file.jsonl'"
+    assert short_path("/elsewhere/a.jsonl") == "/elsewhere/a.jsonl"
 
 
 def test_the_fingerprint_follows_the_questions(questions):

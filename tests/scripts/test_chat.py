@@ -18,6 +18,7 @@ from model.config import MiniMindConfig
 from model.decoding import Decoder
 from model.model_minimind import MiniMindForCausalLM
 from scripts.chat import Conversation, Event, Printer, ReplyDecoder, SamplingArguments, TalkArguments
+from trainer.config import user_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -247,27 +248,47 @@ def test_the_window_is_the_one_that_the_model_was_trained_with(model, folder, tm
     assert chat.trained_window(tmp_path, Decoder(model)) == 128
 
 
-def run(arguments, tmp_path, **options):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "LC_ALL": "C"}
-    command = [sys.executable, str(ROOT / "scripts" / "chat.py"), *arguments]
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120, **options)
-
-
 def test_without_a_terminal_a_line_is_a_turn_in_utf8(folder, tmp_path):
-    arguments = ["--save_dir", str(folder.parent), "--max_new_tokens", "5", "--temperature", "0"]
-    result = run(arguments, tmp_path, input="你好\nHello\n".encode())
+    command = [sys.executable, str(ROOT / "scripts" / "chat.py"), "--save_dir", str(folder.parent)]
+    command += ["--max_new_tokens", "5", "--temperature", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "LC_ALL": "C"}
+    words = "你好\nHello\n".encode()
+    result = subprocess.run(command, cwd=tmp_path, env=environment, input=words, capture_output=True, timeout=120)
     assert result.returncode == 0, result.stderr.decode()
     assert len(result.stdout.decode("utf-8").splitlines()) >= 2 and b"\x1b" not in result.stdout
 
 
-def test_one_question_and_a_missing_model(folder, tmp_path):
-    result = run(["--model_path", str(folder), "--prompt", "Hi", "--max_new_tokens", "4"], tmp_path)
-    assert result.returncode == 0, result.stderr.decode()
-    assert result.stderr == b""
-    result = run(["--save_dir", str(tmp_path)], tmp_path)
-    assert result.returncode == 2
-    error = result.stderr.decode()
-    assert error.startswith("error: --weight full_sft: no such finished model") and "trainer/train_full_sft.py" in error
+def run_here(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["chat.py", *map(str, words)])
+    with user_errors():
+        chat.main()
+
+
+def test_one_question(monkeypatch, capsys, folder):
+    run_here(monkeypatch, "--model_path", folder, "--prompt", "Hi", "--max_new_tokens", 4, "--temperature", 0)
+    first = capsys.readouterr()
+    assert first.out.endswith("\n") and first.err == ""
+    run_here(monkeypatch, "--save_dir", folder.parent, "--prompt", "Hi", "--max_new_tokens", 4, "--temperature", 0)
+    assert capsys.readouterr().out == first.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--save_dir", "{tmp}"], "--weight full_sft: no such finished model in {tmp}; make it with: python trainer/"),
+        (["--model_path", "{tmp}"], "--model_path {tmp}: no model there (no config.json)"),
+        (["--model_path", "{folder}", "--prompt", " "], "--prompt is empty"),
+        (["--model_path", "{folder}", "--prompt", "word " * 1200], "the model takes 1,024"),
+        (["--top_p", "7"], "--top_p 7.0 must lie"),
+        (["--promt", "x"], "unknown flag --promt (did you mean --prompt?)"),
+    ],
+)
+def test_mistakes_get_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, folder, words, message):
+    with pytest.raises(SystemExit) as stop:
+        run_here(monkeypatch, *(word.format(tmp=tmp_path, folder=folder) for word in words))
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message.format(tmp=tmp_path) in error and len(error.splitlines()) == 1
 
 
 def test_ctrl_c_in_a_pipe_ends_with_130(folder, tmp_path):

@@ -29,7 +29,8 @@ from trainer.track import Tracker
 GROUPS = (ModelArguments, DataArguments, OptimizationArguments, RunArguments)
 VOCABULARY = 96
 TINY_FLAGS = (
-    "--max_seq_len 16 --batch_size 4 --dtype float32 --optimizer adamw --learning_rate 0.01 --log_interval 1 --eval_interval 0"
+    "--max_seq_len 16 --batch_size 4 --dtype float32 --optimizer adamw --learning_rate 0.01 "
+    "--log_interval 1 --eval_interval 0"
 ).split()
 
 
@@ -37,13 +38,24 @@ def tiny_model(seed: int = 0, **overrides) -> MiniMindForCausalLM:
     """A two-layer model of 32 wide; output projections are random, so that every part matters from step one."""
     torch.manual_seed(seed)
     fields = {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "intermediate_size": 64, "zero_init_output": False,
-    }  # fmt: skip
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "zero_init_output": False,
+    }
     return MiniMindForCausalLM(MiniMindConfig(**(fields | overrides)))
 
 
-TINY_MOE = {"use_moe": True, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.1}
+TINY_MOE = {
+    "use_moe": True,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "router_aux_loss_coef": 0.1,
+}
 
 
 @dataclass
@@ -52,7 +64,7 @@ class Summary:
 
 
 class RandomRows(torch.utils.data.Dataset):
-    """Packed rows with random documents and random loss masks: the number of supervised tokens differs from row to row."""
+    """Packed rows with random documents and loss masks: the number of supervised tokens differs from row to row."""
 
     def __init__(self, num_rows: int, window: int = 16, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
@@ -81,8 +93,6 @@ class RandomRows(torch.utils.data.Dataset):
         return self.rows[index]
 
 
-
-
 def tiny_run(folder, rows, world=None, model=None, validation=None, flags=()):
     """A `Run` as `run_stage` assembles it, without a tokenizer or a command line."""
     settings = Settings(*parse_arguments(*GROUPS, description="test", arguments=[*TINY_FLAGS, *map(str, flags)]))
@@ -93,15 +103,26 @@ def tiny_run(folder, rows, world=None, model=None, validation=None, flags=()):
     optimization = settings.optimization
     precision = choose_precision("cpu", True, optimization.dtype)
     setup_seed(optimization.seed + world.rank)
-    optimizers, _ = build_optimizers(model, optimization.optimizer, optimization.learning_rate, optimization.weight_decay)
+    optimizers, _ = build_optimizers(
+        model, optimization.optimizer, optimization.learning_rate, optimization.weight_decay
+    )
     run = Run(
-        settings=settings, world=world, precision=precision, model=wrap_model(model, world), optimizers=optimizers,
-        scaler=torch.amp.GradScaler("cpu", enabled=precision.use_scaler), loss=language_model_loss, train_data=rows,
-        validation_data=validation or {}, token_bytes=torch.ones(VOCABULARY, dtype=torch.long), total_steps=0,
+        settings=settings,
+        world=world,
+        precision=precision,
+        model=wrap_model(model, world),
+        optimizers=optimizers,
+        scaler=torch.amp.GradScaler("cpu", enabled=precision.use_scaler),
+        loss=language_model_loss,
+        train_data=rows,
+        validation_data=validation or {},
+        token_bytes=torch.ones(VOCABULARY, dtype=torch.long),
+        total_steps=0,
         tracker=Tracker(folder / "run" / "metrics.jsonl" if world.is_main else None),
-        checkpoints=CheckpointFolder(folder / "run"), expert_loads=equal_expert_loads(model.config, world.device),
+        checkpoints=CheckpointFolder(folder / "run"),
+        expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": rows.summary.fingerprint},
-    )  # fmt: skip
+    )
     run.total_steps = estimate_total_steps(run)
     return run
 

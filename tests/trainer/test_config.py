@@ -77,13 +77,18 @@ def test_all_problems_are_reported_at_once():
 
 
 def test_entries_start_with_the_same_two_lines():
-    entries = [*ROOT.glob("trainer/train_*.py"), *ROOT.glob("scripts/[a-z]*.py"), *ROOT.glob("eval/eval_*.py"), ROOT / "eval/report.py"]
+    entries = [
+        *ROOT.glob("trainer/train_*.py"),
+        *ROOT.glob("scripts/[a-z]*.py"),
+        *ROOT.glob("eval/eval_*.py"),
+        ROOT / "eval/report.py",
+    ]
     assert len(entries) >= 7
     heads = set()
     for entry in entries:
         lines = entry.read_text(encoding="utf-8").splitlines()
-        start = next(number for number, line in enumerate(lines) if line.startswith("import sys"))
-        heads.add(tuple(lines[start : start + 2]))
+        start = next(number for number, line in enumerate(lines) if line.startswith("import pathlib, sys"))
+        heads.add(tuple(line for line in lines[start : start + 3] if line))
     assert len(heads) == 1, heads
 
 

@@ -73,7 +73,9 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, name):
     # A line of a step after the checkpoint, half written when the process died: the resume must drop it.
     with open(first.tracker.metrics_path, "a") as file:
         file.write('{"step": 5, "loss": 99.0}\n{"step": 6, "lo')
-    second = tiny_run(tmp_path / "cut", rows, model=tiny_model(seed=7, **overrides), flags=[*flags, "--from_resume", "1"])
+    second = tiny_run(
+        tmp_path / "cut", rows, model=tiny_model(seed=7, **overrides), flags=[*flags, "--from_resume", "1"]
+    )
     assert train(second) == expected
     assert second.progress.step == straight.progress.step == straight.total_steps
     for key, tensor in weights_of(straight).items():
@@ -81,7 +83,9 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, name):
     for before, after in zip(straight.optimizers, second.optimizers, strict=True):
         for index, state in before.state_dict()["state"].items():
             for key, value in state.items():
-                assert torch.equal(torch.as_tensor(value), torch.as_tensor(after.state_dict()["state"][index][key])), key
+                assert torch.equal(torch.as_tensor(value), torch.as_tensor(after.state_dict()["state"][index][key])), (
+                    key
+                )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def test_the_loss_is_the_sum_of_cross_entropies_over_supervised_tokens():
     batch = collate_rows([rows[index] for index in range(4)])
     loss, count, logs = language_model_loss(model, batch, context_of([batch]))
     logits = model(input_ids=batch["input_ids"], document_ids=batch["document_ids"]).logits
-    expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), ignore_index=-100, reduction="sum")
+    expected = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), ignore_index=-100, reduction="sum"
+    )
     assert torch.allclose(loss.float(), expected, atol=1e-4)
     assert count == (batch["labels"] != -100).sum() == count_tokens(batch)[0]
     assert logs["loss_sum"] == loss.detach()
@@ -34,7 +36,12 @@ def test_the_loss_is_the_sum_of_cross_entropies_over_supervised_tokens():
 
 def test_any_cut_of_a_step_gives_the_same_gradient_dense_and_moe():
     rows = RandomRows(8)
-    cuts = [[list(range(8))], [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1], [2, 3], [4, 5], [6, 7]], [[0], [1, 2, 3, 4, 5, 6], [7, -1]]]
+    cuts = [
+        [list(range(8))],
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[0, 1], [2, 3], [4, 5], [6, 7]],
+        [[0], [1, 2, 3, 4, 5, 6], [7, -1]],
+    ]
     for overrides in ({}, TINY_MOE):
         model = tiny_model(**overrides)
         loads = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.4, 0.1]], dtype=torch.float64) if overrides else None

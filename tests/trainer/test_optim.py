@@ -8,7 +8,13 @@ from trainer.optim import build_optimizers, is_hidden_matrix
 
 
 def tiny(**overrides):
-    fields = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    fields = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     return MiniMindForCausalLM(MiniMindConfig(**(fields | overrides)))
 
 
@@ -24,7 +30,10 @@ def test_muon_has_the_matrices_and_adamw_the_rest_each_once():
     assert sorted(matrices + rest) == sorted(name for name, _ in model.named_parameters())
     assert all(name.endswith("_proj.weight") for name in matrices)
     assert len(matrices) == 2 * (4 + 4 * 3)  # q, k, v, o and three matrices of each expert, each on its own
-    assert {name for name in rest if "mlp.gate" in name} == {"model.layers.0.mlp.gate.weight", "model.layers.1.mlp.gate.weight"}
+    assert {name for name in rest if "mlp.gate" in name} == {
+        "model.layers.0.mlp.gate.weight",
+        "model.layers.1.mlp.gate.weight",
+    }
     assert sum(group.parameters for group in table) == sum(parameter.numel() for parameter in model.parameters())
     assert (muon.param_groups[0]["peak_lr"], adamw.param_groups[0]["peak_lr"]) == (5e-3, 1e-3)
 

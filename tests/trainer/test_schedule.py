@@ -8,10 +8,17 @@ from trainer.schedule import get_lr
 
 
 @given(
-    total=st.integers(1, 5000), step=st.integers(0, 6000), warmup=st.floats(0, 1), decay=st.floats(0, 1),
-    floor=st.floats(0, 1), peak=st.floats(1e-6, 1), schedule=st.sampled_from(["cosine", "wsd", "constant"]),
-)  # fmt: skip
-def test_rate_is_positive_never_above_peak_and_at_least_min_after_warmup(total, step, warmup, decay, floor, peak, schedule):
+    total=st.integers(1, 5000),
+    step=st.integers(0, 6000),
+    warmup=st.floats(0, 1),
+    decay=st.floats(0, 1),
+    floor=st.floats(0, 1),
+    peak=st.floats(1e-6, 1),
+    schedule=st.sampled_from(["cosine", "wsd", "constant"]),
+)
+def test_rate_is_positive_never_above_peak_and_at_least_min_after_warmup(
+    total, step, warmup, decay, floor, peak, schedule
+):
     rate = get_lr(step, total, peak, warmup, schedule, decay, floor)
     assert 0 < rate <= peak * (1 + 1e-12)
     if min(step, total - 1) >= warmup * total:

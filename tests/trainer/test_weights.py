@@ -14,7 +14,13 @@ from trainer import weights
 from trainer.config import ModelArguments
 
 CPU = torch.device("cpu")
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 6400}
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 6400,
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +60,9 @@ def test_auto_takes_the_best_stage_there_is(tmp_path, tokenizer):
 
 
 def test_without_weights_the_message_has_the_command(tmp_path):
-    with pytest.raises(ValueError, match=r"mid_train or pretrain.*make it with: python scripts/mid_train.py or python trainer"):
+    with pytest.raises(
+        ValueError, match=r"mid_train or pretrain.*make it with: python scripts/mid_train.py or python trainer"
+    ):
         start(tmp_path, ("mid_train", "pretrain"), from_weight="auto")
     with pytest.raises(ValueError, match="no such file or folder"):
         start(tmp_path, from_weight="./nowhere")
@@ -126,7 +134,9 @@ def test_a_wrong_state_dict_is_refused_by_tensor(tmp_path, tokenizer):
     state = save(tmp_path / "x_32", tokenizer).state_dict()
     del state["model.layers.1.mlp.up_proj.weight"]
     torch.save(state | {"model.extra": torch.zeros(1)}, tmp_path / "broken.pth")
-    with pytest.raises(ValueError, match=r"model.layers.1.mlp.up_proj.weight is missing; model.extra is not a parameter"):
+    with pytest.raises(
+        ValueError, match=r"model.layers.1.mlp.up_proj.weight is missing; model.extra is not a parameter"
+    ):
         start(tmp_path, from_weight=str(tmp_path / "broken.pth"))
     torch.save({"a": torch.zeros(1)}, tmp_path / "foreign.pth")
     with pytest.raises(ValueError, match="not a MiniMind state dict"):

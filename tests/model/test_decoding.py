@@ -1,0 +1,149 @@
+"""The sampler: greedy equals transformers, rows do not depend on their batch, filters and stops do what they say."""
+
+import pytest
+import torch
+
+from model.decoding import CACHE_STEP, Decoder, GeneratedReply, Sampling, generate_tokens, stream_tokens
+from tests.model.helpers import VOCABULARY, random_tokens, tiny_model
+
+STOP = [2, 13, 29, 47]
+
+
+def some_prompts(count: int = 9) -> list[list[int]]:
+    lengths = [(7 * number) % 29 + 1 for number in range(count)]
+    return [random_tokens(1, length, seed=number)[0].tolist() for number, length in enumerate(lengths)]
+
+
+def greedy_by_transformers(model, prompt: list[int], count: int) -> GeneratedReply:
+    tokens = torch.tensor([prompt])
+    arguments = {"max_new_tokens": count, "do_sample": False, "eos_token_id": STOP, "pad_token_id": 0}
+    ids = model.generate(tokens, attention_mask=torch.ones_like(tokens), **arguments)[0, len(prompt) :].tolist()
+    return GeneratedReply(ids[:-1], True) if ids[-1] in STOP else GeneratedReply(ids, False)
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_moe": True}, {"tie_word_embeddings": False, "num_key_value_heads": 4}])
+def test_greedy_equals_transformers_generate(fields):
+    model, prompts = tiny_model(seed=7, **fields), some_prompts()
+    expected = [greedy_by_transformers(model, prompt, 60) for prompt in prompts]
+    assert {reply.finished for reply in expected} == {True, False}  # rows leave the batch at different times
+    assert generate_tokens(model, prompts, 60, STOP, batch_size=4) == expected
+    assert generate_tokens(Decoder(model), prompts, 60, STOP) == expected
+    for prompt, reply in zip(prompts[:3], expected[:3], strict=True):
+        assert list(stream_tokens(model, prompt, 60, STOP)) == reply.ids
+
+
+def test_the_cache_grows_beyond_its_first_size():
+    model, prompts = tiny_model(), some_prompts(2)
+    count = CACHE_STEP * 2 + 5
+    replies = generate_tokens(model, prompts, count, [])
+    assert [len(reply.ids) for reply in replies] == [count, count]
+    tokens = torch.tensor([prompts[1] + replies[1].ids])
+    assert model(tokens).logits[0, len(prompts[1]) - 1 : -1].argmax(-1).tolist() == replies[1].ids
+
+
+def test_samples_depend_on_seed_and_row_only():
+    model, prompts = tiny_model(initializer_range=0.05), some_prompts()
+    arguments = {"temperature": 0.9, "top_k": 30, "top_p": 0.9}
+    replies = generate_tokens(model, prompts, 30, STOP, **arguments, seed=5)
+    assert generate_tokens(model, prompts, 30, STOP, **arguments, seed=5, batch_size=2) == replies
+    assert generate_tokens(model, prompts, 30, STOP, **arguments, seed=6) != replies
+    assert list(stream_tokens(model, prompts[0], 30, STOP, **arguments, seed=5)) == replies[0].ids
+    same = generate_tokens(model, [prompts[0]] * 2, 30, [], **arguments)
+    assert same[0] != same[1]  # the same prompt twice draws twice
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 5, 1.0), (1.3, 0, 0.7), (1.0, 12, 0.6)]
+)
+def test_samples_follow_the_filtered_distribution(temperature, top_k, top_p):
+    """Uniforms on a grid give each token its probability times the number of draws, to within one."""
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 2
+    probabilities = (logits[0] / temperature).double().softmax(0)
+    order = probabilities.argsort(descending=True)
+    kept = order[:top_k] if top_k else order
+    share = probabilities[kept] / probabilities[kept].sum()
+    kept = kept[: int((share.cumsum(0) < top_p).sum()) + 1]
+    expected = torch.zeros(VOCABULARY, dtype=torch.float64)
+    expected[kept] = probabilities[kept] / probabilities[kept].sum()
+    draws = 4000
+    uniforms = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+    chosen = Sampling(temperature, top_k, top_p).choose(logits.expand(draws, -1), uniforms)
+    counts = torch.bincount(chosen, minlength=VOCABULARY)
+    assert (counts - expected * draws).abs().max() <= 1.01
+    assert not counts[expected == 0].any()
+
+
+def test_top_p_looks_at_all_tokens_when_the_best_are_not_enough(monkeypatch):
+    logits = torch.cat((torch.zeros(2, VOCABULARY), torch.eye(1, VOCABULARY) * 50))
+    uniforms = torch.tensor([0.01, 0.99, 0.5], dtype=torch.float64)
+    expected = Sampling(1.0, 0, 0.95).choose(logits, uniforms)
+    monkeypatch.setattr("model.decoding.TOP_P_CANDIDATES", 4)
+    chosen = Sampling(1.0, 0, 0.95).choose(logits, uniforms)
+    assert torch.equal(chosen, expected) and chosen[2] == 0 and chosen[0] != chosen[1]
+
+
+def test_uniforms_differ_between_seeds_and_rows():
+    draws = {tuple(Sampling(1.0, seed=seed).uniforms(row, 3).tolist()) for seed in range(5) for row in range(5)}
+    assert len(draws) == 25
+
+
+def test_bfloat16_decoding_follows_fp32_while_logits_are_apart():
+    model, prompts = tiny_model(), some_prompts()
+    exact = generate_tokens(model, prompts, 8, [])
+    rounded = generate_tokens(model, prompts, 8, [], dtype=torch.bfloat16)
+    for prompt, one, other in zip(prompts, exact, rounded, strict=True):
+        for place, (first, second) in enumerate(zip(one.ids, other.ids, strict=True)):
+            if first != second:
+                logits = model(torch.tensor([prompt + one.ids[:place]])).logits[0, -1]
+                assert logits[first] - logits[second] < 0.05 * logits.abs().max()
+                break
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny_model(dropout=0.5).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first = generate_tokens(model, some_prompts(2), 5, [])
+    assert model.training and first == generate_tokens(model, some_prompts(2), 5, [])
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_layer_with_an_adapter_decodes_with_it():
+    class Shifted(torch.nn.Linear):
+        def forward(self, hidden):
+            return super().forward(hidden) + hidden @ self.delta.t()
+
+    model = tiny_model()
+    adapted = Shifted(32, 64, bias=False)
+    adapted.weight = model.model.layers[0].self_attn.q_proj.weight
+    adapted.delta = torch.nn.Parameter(torch.randn(64, 32) * 0.2)
+    model.model.layers[0].self_attn.q_proj = adapted
+    prompt = some_prompts(4)[3]
+    assert generate_tokens(model, [prompt], 20, STOP)[0] == greedy_by_transformers(model, prompt, 20)
+
+
+def test_a_reply_ends_at_the_last_position():
+    model = tiny_model(max_position_embeddings=24)
+    prompts = [some_prompts()[1][:4], some_prompts()[4][:10] * 2]
+    replies = generate_tokens(model, prompts, 50, [])
+    assert [len(prompt) + len(reply.ids) for prompt, reply in zip(prompts, replies, strict=True)] == [24, 24]
+
+
+def test_nothing_asked_gives_nothing():
+    assert generate_tokens(tiny_model(), [], 5, STOP) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"top_p": 0.0}, "top_p is 0"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"prompts": [[]]}, "prompt 0 has 0 tokens"),
+        ({"prompts": [[5], [3] * 600]}, "prompt 1 has 600 tokens"),
+        ({"prompts": [[VOCABULARY]]}, "outside the vocabulary"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    arguments = {"prompts": [[5]], "max_new_tokens": 3, "stop_ids": STOP} | change
+    with pytest.raises(ValueError, match=message):
+        generate_tokens(tiny_model(), **arguments)
