@@ -7,6 +7,7 @@ Examples:
 """
 
 import pathlib, sys  # noqa: E401
+
 sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 import dataclasses
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from dataset.builtin import ensure_builtin_corpus
+from dataset.builtin.store import ensure_builtin_corpus
 from eval.questions import Question, limit_questions, load_questions
 from eval.stages import (
     builtin_loss_data,
@@ -89,8 +90,8 @@ def find_folder(choice: ModelChoice) -> Path:
     """
     if choice.model_path is not None:
         folder = Path(choice.model_path)
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"--model_path {folder}: no model there (no config.json)")
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise ValueError(f"--model_path {folder}: no model there (it needs config.json and *.safetensors)")
         return folder
     found = find_weight(choice.weight, choice.save_dir, choice.hidden_size, choice.use_moe)
     if found is None:

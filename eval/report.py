@@ -6,6 +6,7 @@ Examples:
 """
 
 import pathlib, sys  # noqa: E401
+
 sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 import dataclasses
@@ -16,7 +17,7 @@ from typing import Literal
 
 from transformers.utils import logging
 
-from dataset.builtin import ensure_builtin_corpus
+from dataset.builtin.store import ensure_builtin_corpus
 from eval.curves import draw_curves, draw_scores
 from eval.page import build_page
 from eval.questions import Question, limit_questions, load_questions

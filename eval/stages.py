@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dataset.builtin import ensure_builtin_corpus
+from dataset.builtin.store import ensure_builtin_corpus
 from dataset.formats import row_kind
 from dataset.lm_dataset import MixtureDataset, collate_rows
 from dataset.sources import parse_sources, read_rows

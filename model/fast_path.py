@@ -13,6 +13,8 @@ expression of `model_minimind.py` with its backward pass written by hand; a test
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +24,20 @@ from model.packed_rows import DocumentBatches
 FAST_TOKENS = 256
 # Attention probabilities of a layer are kept for the backward pass up to this size, and computed again above it.
 KEPT_PROBABILITY_BYTES = 64 * 2**20
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep freed memory instead of handing it back: for training on a CPU, once at the start.
+
+    By default every tensor above some MB is new memory whose pages the kernel clears one by one as they are touched,
+    in every step again: 20 to 30 % of a step of a 5M model. See mallopt(3): M_MMAP_MAX 0, M_TRIM_THRESHOLD -1.
+    Returns whether that worked; elsewhere than on glibc it does nothing.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(-4, 0) and mallopt(-1, -1))
 
 
 def is_fast(hidden: Tensor) -> bool:

@@ -77,7 +77,8 @@ class MiniMindRotary(nn.Module):
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions (B, T) -> cosines and signed sines (B, T, 1, D) in `dtype`; the angles themselves are fp32."""
         if self._frequencies is None or self._frequencies.device != positions.device:
-            self._frequencies, self._scale = self._compute_frequencies(positions.device)
+            with torch.inference_mode(False):  # kept for training too, even when decoding came first
+                self._frequencies, self._scale = self._compute_frequencies(positions.device)
         with torch.autocast(positions.device.type, enabled=False):
             angles = positions[..., None, None].float() * self._frequencies
             cosines, sines = angles.cos() * self._scale, angles.sin() * self._scale
@@ -239,19 +240,20 @@ class MiniMindModel(MiniMindPreTrainedModel):
         else:
             around = self._packed_surroundings(hidden, document_ids, position_ids)
         hidden = self.dropout(hidden)
-        all_hidden, all_statistics = [hidden], []
+        all_hidden, all_statistics = [], []
         for layer in self.layers:
+            if output_hidden_states:
+                all_hidden.append(hidden)
             hidden, statistics = layer(hidden, around, past_key_values=past_key_values)
-            all_hidden.append(hidden)
             all_statistics.append(statistics)
-        hidden = all_hidden[-1] = self.norm(hidden)
+        hidden = self.norm(hidden)
         sums = counts = None
         if self.config.use_moe:
             sums, counts = (torch.stack(part) for part in zip(*all_statistics, strict=True))
         return MiniMindModelOutput(
             last_hidden_state=hidden,
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=tuple(all_hidden) if output_hidden_states else None,
+            hidden_states=(*all_hidden, hidden) if output_hidden_states else None,
             router_probability_sums=sums,
             expert_counts=counts,
         )

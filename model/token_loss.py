@@ -9,7 +9,6 @@ backward pass is two matrix products and nothing else.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED_LABEL = -100
@@ -27,11 +26,12 @@ class _SelectedTokenLoss(torch.autograd.Function):
         for rows, chunk_labels, loss in zip(
             logits.split(CHUNK_ROWS), labels.split(CHUNK_ROWS), losses.split(CHUNK_ROWS), strict=True
         ):
-            log_probabilities = F.log_softmax(rows, dim=-1, dtype=_exact_dtype(rows))
-            column = chunk_labels[:, None]
-            loss.copy_(log_probabilities.gather(1, column)[:, 0].neg_())
+            dtype, column = losses.dtype, chunk_labels[:, None]
+            probabilities = rows.softmax(dim=-1, dtype=dtype)
+            # log(sum(exp(z))) = max z - log(max p), exact however small the label's own probability is.
+            normaliser = rows.amax(dim=-1).to(dtype) - probabilities.amax(dim=-1).log_()
+            torch.sub(normaliser, rows.gather(1, column)[:, 0], out=loss)
             if needs_gradient:
-                probabilities = log_probabilities.exp_()
                 probabilities.scatter_add_(1, column, probabilities.new_full(column.shape, -1.0))
                 rows.copy_(probabilities)
         if needs_gradient:

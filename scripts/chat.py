@@ -7,6 +7,7 @@ Examples:
 """
 
 import pathlib, sys  # noqa: E401
+
 sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 import dataclasses
@@ -62,7 +63,7 @@ class TalkArguments:
     _argument_group_name = "talk"
 
     prompt: str | None = flag(None, "answer this one message and leave")
-    system: str = flag("", "system message: how the model should behave")
+    system: str | None = flag(None, "system message: how the model should behave")
     open_thinking: Literal[0, 1] | None = flag(None, "1: think first, 0: do not; by default the model chooses")
     tools: Literal[0, 1] = flag(0, "1: let the model call the built-in safe tools (" + ", ".join(OFFERED_TOOLS) + ")")
 
@@ -122,7 +123,8 @@ class ReplyDecoder:
             return None
         piece = self._stream.step(self._backend, token_id) or ""
         if self._fresh:
-            piece = piece.lstrip("\n")  # the template's line breaks behind control tokens
+            # The template puts line breaks behind control tokens; an answer's own indentation stays.
+            piece = piece.lstrip() if self._kind == "thinking" else piece.lstrip("\n")
             self._fresh = not piece
         if self._kind == "call":
             self.held += piece
@@ -244,20 +246,20 @@ class Printer:
 
     def show(self, events: Iterable[Event]) -> None:
         """Print one answer and end its line."""
-        previous = None
+        previous, last_text = None, "\n"
         try:
             for event in events:
                 if event.kind != previous or event.kind in ("call", "result", "note"):
-                    self._open(event.kind, is_first=previous is None)
-                    previous = event.kind
+                    self._open(event.kind, on_new_line=last_text.endswith("\n"))
+                previous, last_text = event.kind, event.text
                 self.out.write(event.text)
                 self.out.flush()
         finally:
             self.out.write("\033[0m\n" if self.styled else "\n")
             self.out.flush()
 
-    def _open(self, kind: str, is_first: bool) -> None:
-        end = "" if is_first else "\n"
+    def _open(self, kind: str, on_new_line: bool) -> None:
+        end = "" if on_new_line else "\n"
         if self.styled:
             self.out.write(f"\033[0m{end}{self.STYLES.get(kind, '')}")
         else:
@@ -272,8 +274,8 @@ def find_folder(choice: ModelChoice) -> Path:
     """
     if choice.model_path is not None:
         folder = Path(choice.model_path)
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"--model_path {folder}: no model there (no config.json)")
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise ValueError(f"--model_path {folder}: no model there (it needs config.json and *.safetensors)")
         return folder
     found = find_weight(choice.weight, choice.save_dir, choice.hidden_size, choice.use_moe)
     if found is None:

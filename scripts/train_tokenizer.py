@@ -18,7 +18,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from dataset.builtin import ensure_builtin_corpus
+from dataset.builtin.store import ensure_builtin_corpus
 from dataset.chat import ChatTemplate
 from dataset.formats import messages_from_row, row_kind, text_from_row
 from dataset.sources import Part, read_rows, split_held_out

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from dataset.builtin import ensure_builtin_corpus
+from dataset.builtin.store import ensure_builtin_corpus
 from dataset.lm_dataset import MixtureDataset, PackedDataset, PretrainDataset, SFTDataset
 from trainer.config import ROOT, DataArguments
 

@@ -20,41 +20,50 @@ from dataset.builtin.question import (
     tool_calls_json,
     tool_messages,
 )
-from dataset.builtin.texts import people, skills
+from dataset.builtin.texts import context, people, skills
 from dataset.builtin.world import World
 
 Writer = Callable[[Draw], object]
 Weighted = Sequence[tuple[float, Writer]]
 
+# Of every hundred texts some 40 tell facts, 35 teach skills, 25 repeat what they have just said (texts/context.py).
 PROSE: Weighted = (
     (9, people.portrait),
-    (7, people.one_fact_of_many),
+    (8, people.one_fact_of_many),
     (4, people.town),
-    (3, people.towns_compared),
-    (6, people.town_book),
+    (4, people.towns_compared),
+    (5, people.town_book),
     (2, people.letter),
     (2, people.diary),
     (4, people.visit),
-    (4, people.dialogue),
+    (5, people.dialogue),
     (1, people.strangers),
     (3, lambda draw: skills.lines(draw, skills.comparison, 4, 8)),
-    (4, lambda draw: skills.lines(draw, skills.sorting, 3, 6)),
+    (3, lambda draw: skills.lines(draw, skills.sorting, 3, 6)),
     (1, skills.number_line),
-    (1.5, lambda draw: skills.lines(draw, skills.sum_line, 4, 8)),
+    (1, lambda draw: skills.lines(draw, skills.sum_line, 4, 8)),
     (1, skills.worked_sum),
     (3, skills.list_facts),
     (2, skills.counting_up),
-    (2, lambda draw: skills.lines(draw, skills.odd_one_out, 2, 4)),
-    (2, skills.kinds_of_things),
-    (1.5, skills.opposites),
-    (2.5, skills.glossary),
-    (2.5, skills.spelling),
-    (1.5, skills.forms),
-    (1.5, skills.calendar),
+    (3, lambda draw: skills.lines(draw, skills.odd_one_out, 2, 4)),
+    (3, skills.kinds_of_things),
+    (2, skills.opposites),
+    (3, skills.glossary),
+    (3.5, skills.spelling),
+    (3, skills.forms),
+    (2, skills.calendar),
     (0.5, skills.rhyme),
-    (2, skills.clock),
-    (4, skills.tale),
-    (3, skills.two_steps),
+    (3, skills.clock),
+    (2, skills.two_steps),
+    (5, skills.tale),
+    (4, context.meeting),
+    (3, context.introductions),
+    (4, context.staff),
+    (3, context.holders),
+    (3, context.whereabouts),
+    (5, context.said_again),
+    (4, context.echo),
+    (1, context.pairs_again),
 )
 SPOKEN = tuple(name for name in FAMILIES if name not in ("recall", "persona", "calculator", "lookup", "two_step"))
 
@@ -104,13 +113,10 @@ DENSE: Weighted = (
 )
 # Skills that must be practised get more conversations than facts, which the texts have told already.
 FAMILY_WEIGHTS = {
-    "sort": 1.6,
-    "compare": 1.6,
-    "odd_one": 1.5,
-    "count": 1.3,
-    "story": 1.3,
-    "honesty": 1.2,
-    "instruction": 1.2,
+    **dict.fromkeys(("instruction", "odd_one", "position", "recall", "persona", "clock"), 1.6),
+    **dict.fromkeys(("compare", "count", "story", "spelling"), 1.4),
+    **dict.fromkeys(("honesty", "sort"), 1.2),
+    **dict.fromkeys(("addition", "subtraction"), 0.7),
 }
 CHATS: Weighted = (
     *((FAMILY_WEIGHTS.get(name, 1.0), lambda draw, name=name: talk.single(draw, name)) for name in FAMILIES),
@@ -141,9 +147,10 @@ def chat_rows(world: World, name: str, split: str, seed: int, count: int) -> lis
     return [{"conversations": talked} for talked in stream(world, name, split, seed, CHATS, count)]
 
 
-def mixed_rows(world: World, split: str, seed: int, texts: int, chats: int) -> list[dict]:
-    """Mid-training rows: texts and conversations, shuffled."""
-    rows = text_rows(world, "midtrain text", split, seed, DENSE, texts)
+def mixed_rows(world: World, split: str, seed: int, prose: int, texts: int, chats: int) -> list[dict]:
+    """Mid-training rows: prose as in pretraining, denser texts, and conversations, shuffled."""
+    rows = text_rows(world, "midtrain prose", split, seed, PROSE, prose)
+    rows += text_rows(world, "midtrain text", split, seed, DENSE, texts)
     rows += chat_rows(world, "midtrain chat", split, seed, chats)
     random.Random(f"midtrain order {split} {seed}").shuffle(rows)
     return rows
@@ -229,9 +236,8 @@ def corpus_files(world: World, seed: int) -> Iterator[tuple[str, list[dict]]]:
     """The name and the rows of each file."""
     yield "pretrain.train", text_rows(world, "pretrain", "train", seed, PROSE, sizes.PRETRAIN_ROWS)
     yield "pretrain.val", text_rows(world, "pretrain", "val", seed, PROSE, sizes.PRETRAIN_VALIDATION_ROWS)
-    yield "midtrain.train", mixed_rows(world, "train", seed, sizes.MIDTRAIN_TEXT_ROWS, sizes.MIDTRAIN_CHAT_ROWS)
-    held_out = (sizes.MIDTRAIN_VALIDATION_TEXT_ROWS, sizes.MIDTRAIN_VALIDATION_CHAT_ROWS)
-    yield "midtrain.val", mixed_rows(world, "val", seed, *held_out)
+    yield "midtrain.train", mixed_rows(world, "train", seed, *sizes.MIDTRAIN_ROWS)
+    yield "midtrain.val", mixed_rows(world, "val", seed, *sizes.MIDTRAIN_VALIDATION_ROWS)
     yield "sft.train", chat_rows(world, "sft", "train", seed, sizes.SFT_ROWS)
     yield "sft.val", chat_rows(world, "sft", "val", seed, sizes.SFT_VALIDATION_ROWS)
     for split, pairs, prompts in (

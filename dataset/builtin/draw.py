@@ -15,6 +15,8 @@ from dataset.builtin.world import World
 TEST_PERCENT = 20  # of the keys: 40 people x 6 phrasings leave 48 held-out keys, enough for 120 questions
 VALIDATION_PERCENT = 8
 
+MAX_ATTEMPTS = 2000  # one draw in twelve succeeds at the least, so this many never fail but by a mistake
+
 Key = tuple[str, ...]
 Value = TypeVar("Value")
 
@@ -64,7 +66,8 @@ class Draw:
 
     def keep(self, make: Callable[[], tuple[Value, Key]]) -> tuple[Value, Key]:
         """Call `make` until it gives something whose key belongs to the own split."""
-        while True:
+        for _ in range(MAX_ATTEMPTS):
             value, key = make()
             if split_of(key) == self.split:
                 return value, key
+        raise AssertionError(f"no key like {key} falls into the {self.split} split: too few of them")

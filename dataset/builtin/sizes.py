@@ -1,19 +1,20 @@
 """How much of each file there is, and why. All counts are of rows; languages take turns.
 
-The default model (about 5M parameters, vocabulary 6,400) reads some 2,500 to 4,000 tokens a second on two CPU cores,
-so a quarter of an hour pays for about 3 million tokens in all. A text has about 70 tokens, a plain conversation about
-45, one with tools about 200.
+The default model (about 5M parameters) reads some 8,000 tokens a second on two CPU cores, so ten minutes pay for about
+5 million tokens in all. A text has about 50 tokens, a plain conversation about 45, one with tools about 200. More rows
+serve better than more passes: 13,000 conversations twice ended at a training loss of 0.07 and a validation loss of
+0.13.
 """
 
-PRETRAIN_ROWS = 19000  # about 1.3M tokens: each fact of the world is told about 150 times in each language
+PRETRAIN_ROWS = 28000  # about 1.5M tokens: each fact of the world is told about 200 times in each language
 PRETRAIN_VALIDATION_ROWS = 400
 
-MIDTRAIN_TEXT_ROWS = 4400  # about 0.35M tokens of denser text: questions with answers, reasoning, transcripts
-MIDTRAIN_CHAT_ROWS = 5600  # about 0.35M tokens of conversations
-MIDTRAIN_VALIDATION_TEXT_ROWS = 120
-MIDTRAIN_VALIDATION_CHAT_ROWS = 160
+# Prose as in pretraining, denser texts (questions with answers, reasoning, transcripts), conversations. Without the prose,
+# bits per byte of the pretraining text rose from 0.37 to 0.78 while those of conversations fell.
+MIDTRAIN_ROWS = (6000, 5000, 9000)  # about 0.3M, 0.4M and 0.5M tokens
+MIDTRAIN_VALIDATION_ROWS = (100, 100, 160)
 
-SFT_ROWS = 13000  # about 0.8M tokens
+SFT_ROWS = 26000  # about 1.7M tokens
 SFT_VALIDATION_ROWS = 400
 
 PREFERENCE_ROWS = 2000

@@ -22,13 +22,11 @@ from dataset.builtin.world import World
 MINUTES = {
     "en": {
         0: "{h} o'clock",
-        10: "ten past {h}",
         15: "a quarter past {h}",
         30: "half past {h}",
         45: "a quarter to {k}",
-        50: "ten to {k}",
     },
-    "zh": {0: "{h}整", 10: "{h}十分", 15: "{h}一刻", 30: "{h}半", 45: "{h}三刻", 50: "{h}五十分"},
+    "zh": {0: "{h}整", 15: "{h}一刻", 30: "{h}半", 45: "{h}三刻"},
 }
 WORD_ANY = {word.en: word for word in WORDS} | {word.zh: word for word in WORDS}
 

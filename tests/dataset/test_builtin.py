@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dataset.builtin import ensure_builtin_corpus, sizes
+from dataset.builtin import sizes
 from dataset.builtin.draw import Draw, split_of
 from dataset.builtin.families import FAMILIES, steps
 from dataset.builtin.question import FRAMES
-from dataset.builtin.vocabulary import WORDS
+from dataset.builtin.store import ensure_builtin_corpus
+from dataset.builtin.vocabulary import VISITORS, WORDS
 from dataset.builtin.world import build_world
 from dataset.tools import TOOL_SCHEMAS, run_tool
 from tests.dataset.solver import facts_of, solve
@@ -60,7 +61,7 @@ def run_python(code: str, *arguments: str, hash_seed: str = "0") -> subprocess.P
     return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT, env=environment)
 
 
-WRITE = "import sys; from dataset.builtin import ensure_builtin_corpus; ensure_builtin_corpus(sys.argv[1])"
+WRITE = "import sys; from dataset.builtin.store import ensure_builtin_corpus; ensure_builtin_corpus(sys.argv[1])"
 
 
 # ---- writing ----
@@ -77,8 +78,9 @@ def test_same_bytes_whatever_the_hash_seed_even_from_two_processes_at_once(folde
 @pytest.fixture
 def small(monkeypatch):
     """A corpus of few rows, where only the writing matters."""
-    for name in [name for name in vars(sizes) if name.endswith(("_ROWS", "_QUESTIONS"))]:
-        monkeypatch.setattr(sizes, name, 8)
+    for name, value in list(vars(sizes).items()):
+        if name.endswith(("_ROWS", "_QUESTIONS")):
+            monkeypatch.setattr(sizes, name, (8,) * len(value) if isinstance(value, tuple) else 8)
 
 
 def test_second_call_writes_nothing_and_damage_is_repaired(small, tmp_path):
@@ -260,7 +262,7 @@ def test_fact_sentences_of_the_prose_are_true(rows, world):
         said = Counter(re.findall(form, text))
         assert set(said) <= facts[language], set(said) - facts[language]
         wanted = {fact for fact in facts[language] if re.fullmatch(form, fact)}
-        assert len(wanted) == 120 and min(said[fact] for fact in wanted) >= 20
+        assert len(wanted) == 120 and min(said[fact] for fact in wanted) >= 10  # in this form alone
 
 
 def test_the_world_is_as_unambiguous_as_it_claims(world):
@@ -369,8 +371,8 @@ def test_no_test_operands_numbers_or_lists_occur_in_training(rows):
             triples.add(frozenset(re.findall(r"\d+", text)))
         elif row["family"] in ("count", "position", "odd_one"):
             lists.add(frozenset(names[word] for word in known.findall(text)))
-    lists = {words for words in lists if len(words) > 1}  # a list of one word is no more than that word
-    assert len(pairs) > 500 and len(triples) > 150 and len(lists) > 500
+    visitors = re.compile("|".join(name for pair in VISITORS for name in pair))
+    assert len(pairs) > 500 and len(triples) > 150 and len(lists) > 500 and min(map(len, lists)) > 1
     for text in words_of(rows, TRAINED):
         for sentence in re.split(r"\n|(?<=[.?!;]) |(?<=[。？！；])", text):
             told = re.sub(r"= ?\d+", "", sentence)
@@ -379,7 +381,7 @@ def test_no_test_operands_numbers_or_lists_occur_in_training(rows):
             assert found not in pairs, sentence
             for left, right in re.findall(r"(\d+) ?[-+*] ?(\d+)", sentence):
                 assert frozenset((left, right)) not in pairs, sentence
-            if ", " in sentence or "、" in sentence:
+            if re.search(", |、", sentence) and not visitors.search(sentence):  # words among names are no word list
                 assert frozenset(names[word] for word in known.findall(sentence.lower())) not in lists, sentence
 
 

@@ -147,3 +147,12 @@ def test_bad_arguments_are_named(change, message):
     arguments = {"prompts": [[5]], "max_new_tokens": 3, "stop_ids": STOP} | change
     with pytest.raises(ValueError, match=message):
         generate_tokens(tiny_model(), **arguments)
+
+
+def test_training_goes_on_after_decoding():
+    """What decoding leaves in the model (RoPE frequencies) must be usable with gradients."""
+    model = tiny_model()
+    generate_tokens(model, some_prompts(2), 3, [])
+    tokens = random_tokens(2, 10)
+    model.train()(tokens, labels=tokens).loss.backward()
+    assert not model.model.rotary._frequencies.is_inference()

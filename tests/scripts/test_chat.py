@@ -213,7 +213,7 @@ def test_commands(monkeypatch, model, tokenizer, capsys):
 
 EVENTS = [
     Event("thinking", "Hm"),
-    Event("thinking", "m."),
+    Event("thinking", "m.\n"),
     Event("call", "f({})"),
     Event("result", "42"),
     Event("text", "It is 42."),
@@ -225,7 +225,7 @@ def test_printing_plainly_and_dimmed():
     Printer(plain, styled=False).show(EVENTS)
     assert plain.getvalue() == "[thinking] Hmm.\n[call] f({})\n[result] 42\nIt is 42.\n"
     Printer(styled, styled=True).show(EVENTS)
-    assert "\033[2mHmm.\033[0m\n" in styled.getvalue() and styled.getvalue().endswith("It is 42.\033[0m\n")
+    assert "\033[2mHmm.\n\033[0m\033[36mf({})" in styled.getvalue() and styled.getvalue().endswith("It is 42.\033[0m\n")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_one_question(monkeypatch, capsys, folder):
     ("words", "message"),
     [
         (["--save_dir", "{tmp}"], "--weight full_sft: no such finished model in {tmp}; make it with: python trainer/"),
-        (["--model_path", "{tmp}"], "--model_path {tmp}: no model there (no config.json)"),
+        (["--model_path", "{tmp}"], "--model_path {tmp}: no model there (it needs config.json and"),
         (["--model_path", "{folder}", "--prompt", " "], "--prompt is empty"),
         (["--model_path", "{folder}", "--prompt", "word " * 1200], "the model takes 1,024"),
         (["--top_p", "7"], "--top_p 7.0 must lie"),

@@ -67,8 +67,12 @@ def number_triple(draw: Draw) -> tuple[list[int], Key]:
 
 
 def compared_pair(draw: Draw) -> tuple[int, int, Key]:
-    """A pair to compare: mostly three digits, where chance makes the first digits differ nearly always."""
-    return number_pair(draw, *((100, 999) if draw.chance(0.7) else (10, 99)))
+    """A pair of numbers of equal length to compare; nine times in ten the first digits differ already."""
+    low, high = (100, 999) if draw.chance(0.7) else (10, 99)
+    while True:
+        first, second, key = number_pair(draw, low, high)
+        if str(first)[0] != str(second)[0] or draw.chance(0.5):  # equal first digits come one time in ten by chance
+            return first, second, key
 
 
 def operands(draw: Draw) -> tuple[int, int, Key]:

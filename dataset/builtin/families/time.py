@@ -125,7 +125,7 @@ TO_DIGITS = {
     ),
     "zh": ("{t}用数字怎么写？", "{t}写成数字是什么？", "现在是{t}，电子钟上显示什么？", "怎样用数字表示{t}？"),
 }
-MINUTES = (0, 10, 15, 30, 45, 50)
+MINUTES = (0, 15, 30, 45)
 
 
 def around(circle: tuple[Pair, ...], start: Pair, steps: int) -> Pair:
@@ -169,14 +169,12 @@ def clock_words(hour: int, minute: int, language: str) -> str:
     """The time as people say it; `hour` counts from 0 for one o'clock to 11 for twelve."""
     now, following = HOURS[hour].to(language), HOURS[(hour + 1) % 12].to(language)
     if language == "zh":
-        return now + {0: "整", 10: "十分", 15: "一刻", 30: "半", 45: "三刻", 50: "五十分"}[minute]
+        return now + {0: "整", 15: "一刻", 30: "半", 45: "三刻"}[minute]
     return {
         0: f"{now} o'clock",
-        10: f"ten past {now}",
         15: f"a quarter past {now}",
         30: f"half past {now}",
         45: f"a quarter to {following}",
-        50: f"ten to {following}",
     }[minute]
 
 

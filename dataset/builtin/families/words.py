@@ -291,12 +291,10 @@ def odd_one(draw: Draw) -> Question:
 
 
 def count(draw: Draw) -> Question:
-    """How many words a list of one to six has."""
-    number = draw.number(2, 6) if draw.chance(0.95) else 1
+    """How many words a list of two to six has."""
+    number = draw.number(2, 6)
     words, key = word_list(draw, number)
     reply = "There are {} in the list." if draw.english else "清单里有{}样东西。"
-    if number == 1 and draw.english:
-        reply = "There is {} in the list."
     wrong = draw.one([other for other in range(2, 7) if other != number])
     return Question(
         family="count",
@@ -316,7 +314,7 @@ def count(draw: Draw) -> Question:
 def position(draw: Draw) -> Question:
     """The first, second or last word of a list."""
     where = draw.one(tuple(POSITION_ASKS))
-    words, key = word_list(draw, draw.number(3, 5))
+    words, key = word_list(draw, draw.number(3, 4))
     shown = [word.to(draw.language) for word in words]
     right = {"first": 0, "second": 1, "last": len(words) - 1}[where]
     reply = POSITION_REPLIES[where][draw.language]

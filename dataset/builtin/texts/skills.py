@@ -5,7 +5,22 @@ from collections.abc import Callable
 from dataset.builtin.draw import Draw
 from dataset.builtin.families import context, numbers, steps, time, words
 from dataset.builtin.question import Question
-from dataset.builtin.vocabulary import CATEGORIES, DAYS, MONTHS, OPPOSITES, WORDS, capital, listing
+from dataset.builtin.vocabulary import (
+    ASSISTANTS,
+    CATEGORIES,
+    COLOURS,
+    CONTAINERS,
+    DAYS,
+    MONTHS,
+    OBJECTS,
+    OPPOSITES,
+    PETS,
+    VISITORS,
+    WORDS,
+    WORKPLACES,
+    capital,
+    listing,
+)
 
 
 def lines(draw: Draw, make: Callable[[Draw], str], low: int, high: int) -> str:
@@ -210,6 +225,33 @@ def calendar(draw: Draw) -> str:
     for _ in range(draw.number(4, 7)):
         kind = draw.one(kinds)
         told.append(time.calendar_reply(kind, draw.one(time.CALENDAR[kind][0]), draw.language))
+    return "\n".join(told)
+
+
+def echo(draw: Draw) -> str:
+    """Words in random order and the same words again: nothing but looking back tells what comes next.
+
+    A model of this size learns to copy from its context late, or not at all, unless some text needs it this much.
+    """
+    told = []
+    for _ in range(draw.number(2, 3)):
+        # A name is always among them, so that no row is one of the word lists that questions are asked about.
+        mixed = [draw.one(pool) for pool in (VISITORS, ASSISTANTS)] + [
+            draw.one(draw.one((WORDS, COLOURS, OBJECTS, CONTAINERS, WORKPLACES, PETS, VISITORS, ASSISTANTS)))
+            for _ in range(draw.number(3, 6))
+        ]
+        draw.rng.shuffle(mixed)
+        text = (", " if draw.english else "、").join(word.to(draw.language) for word in mixed)
+        told.append(
+            draw.phrase(
+                (
+                    f"Call: {text}. Echo: {text}.",
+                    f"She reads: {text}. He repeats: {text}.",
+                    f"Once: {text}. Again: {text}.",
+                ),
+                (f"喊：{text}。回声：{text}。", f"她念：{text}。他跟着念：{text}。", f"一遍：{text}。再一遍：{text}。"),
+            )
+        )
     return "\n".join(told)
 
 
