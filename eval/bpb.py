@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-IGNORED_LABEL = -100
+from dataset.lm_dataset import IGNORED_LABEL
 
 
 @dataclass

@@ -32,26 +32,11 @@ from eval.stages import (
 )
 from eval.tasks import TaskReport
 from model.model_minimind import count_parameters, load_model
-from trainer.config import ROOT, flag, parse_arguments, user_errors
+from trainer.config import ModelChoice, flag, parse_arguments, user_errors
 from trainer.data import BUILTIN_FOLDER
 from trainer.distributed import choose_device
 from trainer.precision import choose_precision, has_native_bfloat16
-from trainer.weights import COMMAND_FOR, find_weight, load_tokenizer
-
-
-@dataclasses.dataclass
-class ModelChoice:
-    """Which model is judged."""
-
-    _argument_group_name = "model"
-
-    weight: str = flag("full_sft", "a finished stage in --save_dir: pretrain, mid_train, full_sft or another's name")
-    model_path: str | None = flag(None, "a model folder, instead of --weight")
-    save_dir: str = flag(str(ROOT / "out"), "folder of finished models")
-    hidden_size: int | None = flag(None, "only a model of this width; by default the newest")
-    use_moe: Literal[0, 1] | None = flag(None, "1: only mixture of experts, 0: only dense; by default the newest")
-    device: str = flag("auto", "cpu, cuda, cuda:1, mps; auto: the best there is")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag("auto", "precision; auto: what the device has")
+from trainer.weights import find_folder, load_tokenizer
 
 
 @dataclasses.dataclass
@@ -80,25 +65,6 @@ class EvaluationArguments:
                 raise ValueError(f"--{name} {getattr(self, name)} must not be negative; 0 means no limit")
         if self.batch_size < 1:
             raise ValueError(f"--batch_size {self.batch_size} must be at least 1")
-
-
-def find_folder(choice: ModelChoice) -> Path:
-    """The model folder that the flags name.
-
-    Raises:
-        ValueError: there is none; the message has the command that makes it.
-    """
-    if choice.model_path is not None:
-        folder = Path(choice.model_path)
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise ValueError(f"--model_path {folder}: no model there (it needs config.json and *.safetensors)")
-        return folder
-    found = find_weight(choice.weight, choice.save_dir, choice.hidden_size, choice.use_moe)
-    if found is None:
-        command = COMMAND_FOR.get(choice.weight)
-        way_out = f"make it with: {command}" if command else f"finished stages are {', '.join(COMMAND_FOR)}"
-        raise ValueError(f"--weight {choice.weight}: no such finished model in {choice.save_dir}; {way_out}")
-    return found
 
 
 def evaluate(choice: ModelChoice, arguments: EvaluationArguments) -> tuple[Path, dict[str, Any], TaskReport | None]:

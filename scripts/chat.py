@@ -25,10 +25,10 @@ from dataset.formats import parse_reply
 from dataset.tools import TOOL_SCHEMAS, run_tool
 from model.decoding import Decoder, stream_tokens
 from model.model_minimind import load_model
-from trainer.config import ROOT, flag, parse_arguments, user_errors
+from trainer.config import ModelChoice, flag, parse_arguments, user_errors
 from trainer.distributed import choose_device
 from trainer.precision import choose_precision, has_native_bfloat16
-from trainer.weights import COMMAND_FOR, find_weight, load_tokenizer
+from trainer.weights import find_folder, load_tokenizer
 
 HELP = """/clear  forget the conversation
 /help   this list
@@ -39,21 +39,6 @@ MAX_TOOL_ROUNDS = 5
 
 # Both tools of the built-in training data, in an order that occurs there; a tool that a model never saw confuses it.
 OFFERED_TOOLS = ("calculate", "lookup")
-
-
-@dataclasses.dataclass
-class ModelChoice:
-    """Which model answers."""
-
-    _argument_group_name = "model"
-
-    weight: str = flag("full_sft", "a finished stage in --save_dir: pretrain, mid_train, full_sft or another's name")
-    model_path: str | None = flag(None, "a model folder, instead of --weight")
-    save_dir: str = flag(str(ROOT / "out"), "folder of finished models")
-    hidden_size: int | None = flag(None, "only a model of this width; by default the newest")
-    use_moe: Literal[0, 1] | None = flag(None, "1: only mixture of experts, 0: only dense; by default the newest")
-    device: str = flag("auto", "cpu, cuda, cuda:1, mps; auto: the best there is")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag("auto", "precision; auto: what the device has")
 
 
 @dataclasses.dataclass
@@ -264,25 +249,6 @@ class Printer:
             self.out.write(f"\033[0m{end}{self.STYLES.get(kind, '')}")
         else:
             self.out.write(end + self.LABELS.get(kind, ""))
-
-
-def find_folder(choice: ModelChoice) -> Path:
-    """The model folder that the flags name.
-
-    Raises:
-        ValueError: there is none; the message has the command that makes it.
-    """
-    if choice.model_path is not None:
-        folder = Path(choice.model_path)
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            raise ValueError(f"--model_path {folder}: no model there (it needs config.json and *.safetensors)")
-        return folder
-    found = find_weight(choice.weight, choice.save_dir, choice.hidden_size, choice.use_moe)
-    if found is None:
-        command = COMMAND_FOR.get(choice.weight)
-        way_out = f"make it with: {command}" if command else f"finished stages are {', '.join(COMMAND_FOR)}"
-        raise ValueError(f"--weight {choice.weight}: no such finished model in {choice.save_dir}; {way_out}")
-    return found
 
 
 def open_conversation(

@@ -14,7 +14,7 @@ from trainer.stage import Stage, run_stage
 
 STAGE = Stage(
     name="mid_train",
-    description="Go on training a base model on documents and chats mixed by weight (--data_path a.jsonl:0.7 b.jsonl:0.3).",
+    description="Go on training a base model on documents and chats, mixed by weight: --data_path a.jsonl:0.7 b.jsonl:0.3",
     build_data=build_mid_train_data,
     loss=language_model_loss,
     defaults={

@@ -4,6 +4,7 @@ python scripts/train_tokenizer.py --data_path corpus.jsonl --vocab_size 6400 --s
 """
 
 import pathlib, sys  # noqa: E401
+
 sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 
 import dataclasses

@@ -52,6 +52,21 @@ class ModelArguments:
 
 
 @dataclasses.dataclass
+class ModelChoice:
+    """Which finished model is talked to or judged."""
+
+    _argument_group_name = "model"
+
+    weight: str = flag("full_sft", "a finished stage in --save_dir: pretrain, mid_train, full_sft or another's name")
+    model_path: str | None = flag(None, "a model folder, instead of --weight")
+    save_dir: str = flag(str(ROOT / "out"), "folder of finished models")
+    hidden_size: int | None = flag(None, "only a model of this width; by default the newest")
+    use_moe: Literal[0, 1] | None = flag(None, "1: only mixture of experts, 0: only dense; by default the newest")
+    device: str = flag("auto", "cpu, cuda, cuda:1, mps; auto: the best there is")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag("auto", "precision; auto: what the device has")
+
+
+@dataclasses.dataclass
 class DataArguments:
     """What it is trained on. Without --data_path a stage takes its part of the embedded corpus."""
 

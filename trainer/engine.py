@@ -294,7 +294,8 @@ class Meter:
         run.tracker.log(progress.step, metrics)
         run.tracker.say(
             f"step {progress.step}/{run.total_steps} | loss {loss:.4f} | lr {rate:.2e} | "
-            f"grad {float(self.gradient_norm):.2f} | {tokens / seconds:,.0f} tokens/s | {format_seconds(progress.seconds)}, {format_seconds(left)} left"
+            f"grad {float(self.gradient_norm):.2f} | {tokens / seconds:,.0f} tokens/s | "
+            f"{format_seconds(progress.seconds)}, {format_seconds(left)} left"
         )
         self.reset()
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dataset.lm_dataset import IGNORED_LABEL
 from model.config import MiniMindConfig
-
-IGNORE_INDEX = -100
 
 Batch = dict[str, torch.Tensor]
 
@@ -33,7 +32,7 @@ class StepContext:
 
 def count_tokens(batch: Batch) -> torch.Tensor:
     """(2,) float64: supervised and non-padding tokens of a micro-batch. A row's first token is never predicted."""
-    supervised = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
+    supervised = (batch["labels"][:, 1:] != IGNORED_LABEL).sum()
     return torch.stack([supervised, (batch["document_ids"] > 0).sum()]).to(torch.float64)
 
 
@@ -53,7 +52,7 @@ def language_model_loss(
     """
     output = model(**batch, return_token_losses=True)
     loss_sum = output.token_losses.sum(dtype=torch.float64)
-    count = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
+    count = (batch["labels"][:, 1:] != IGNORED_LABEL).sum()
     logs = {"loss_sum": loss_sum.detach()}
     if output.router_probability_sums is not None:
         balance_sum = balance_loss_sum(output.router_probability_sums, context.expert_loads)

@@ -21,6 +21,7 @@ from dataset.chat import render_prompt
 from dataset.lm_dataset import collate_rows
 from eval.bpb import token_byte_lengths
 from model.decoding import generate_tokens
+from model.fast_path import keep_freed_memory
 from model.model_minimind import count_parameters
 from trainer import weights
 from trainer.checkpoint import CheckpointFolder
@@ -121,7 +122,10 @@ def assemble(
 
     precision = choose_precision(world.device.type, has_native_bfloat16(world.device), optimization.dtype)
     notes.append(f"precision: {str(precision.dtype).removeprefix('torch.')} on {world.device} ({precision.reason})")
+    if world.device.type == "cpu":
+        keep_freed_memory()
     if settings.model.use_compile:
+        model.config.fast_path = False  # hand-written kernels would break the compiled graph
         for layer in model.model.layers:
             layer.compile()
     wrapped = wrap_model(model, world)

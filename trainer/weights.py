@@ -11,9 +11,10 @@ import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from model.config import PRESETS, MiniMindConfig
+from model.convert import config_from_state, state_from_minimind
 from model.model_minimind import MiniMindForCausalLM, load_model
 from trainer.checkpoint import load_verified, sync_folder
-from trainer.config import ROOT, ModelArguments, raise_problems
+from trainer.config import ROOT, ModelArguments, ModelChoice, raise_problems
 
 DEFAULT_TOKENIZER = ROOT / "model" / "tokenizer"
 
@@ -51,6 +52,25 @@ def find_weight(
             continue
         found.append(config_path)
     return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
+
+
+def find_folder(choice: ModelChoice) -> Path:
+    """The model folder that the flags name.
+
+    Raises:
+        ValueError: there is none; the message has the command that makes it.
+    """
+    if choice.model_path is not None:
+        folder = Path(choice.model_path)
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise ValueError(f"--model_path {folder}: no model there (it needs config.json and *.safetensors)")
+        return folder
+    found = find_weight(choice.weight, choice.save_dir, choice.hidden_size, choice.use_moe)
+    if found is None:
+        command = COMMAND_FOR.get(choice.weight)
+        way_out = f"make it with: {command}" if command else f"finished stages are {', '.join(COMMAND_FOR)}"
+        raise ValueError(f"--weight {choice.weight}: no such finished model in {choice.save_dir}; {way_out}")
+    return found
 
 
 def resolve_from_weight(arguments: ModelArguments, save_dir: str, candidates: tuple[str, ...]) -> Path | None:
@@ -206,20 +226,17 @@ def _model_from_pth(path: Path, arguments: ModelArguments, tokenizer: PreTrained
     state = content["model"] if own_checkpoint else content
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ValueError(f"--from_weight {path}: not a state dict; expected parameter names and tensors")
-    state = {name: tensor for name, tensor in state.items() if "freqs_" not in name}
-    state.setdefault("lm_head.weight", state.get("model.embed_tokens.weight"))
-    fields = content["config"] if own_checkpoint else infer_shape(path, state)
+    try:
+        state = state_from_minimind(state)
+        fields = content["config"] if own_checkpoint else config_from_state(state)
+    except ValueError as error:
+        raise ValueError(f"--from_weight {path}: {error}") from error
     if not own_checkpoint:
-        for flag in ("num_experts_per_tok", "dropout"):
-            if getattr(arguments, flag) is not None:
-                fields[flag] = getattr(arguments, flag)
-        # MiniMind's setting for one expert per token: the weight is always 1, so its router stays as it is.
-        fields["router_frozen"] = bool(fields["use_moe"] and fields["num_experts_per_tok"] == 1)
-        fields |= {
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        }
+        special = ("bos_token_id", "eos_token_id", "pad_token_id")
+        fields |= {name: getattr(tokenizer, name) for name in special}
+        chosen = arguments.num_experts_per_tok
+        if fields.get("use_moe") and chosen is not None:
+            fields |= {"num_experts_per_tok": chosen, "router_frozen": chosen == 1}
     model = MiniMindForCausalLM(MiniMindConfig(**fields))
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in state]
@@ -232,49 +249,8 @@ def _model_from_pth(path: Path, arguments: ModelArguments, tokenizer: PreTrained
     if problems:
         shown = "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
         raise ValueError(f"--from_weight {path}: {shown}")
-    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    model.load_state_dict(state)
     return model
-
-
-def infer_shape(path: Path, state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """`MiniMindConfig` fields of a state dict that carries no config; what tensors cannot tell is MiniMind's default.
-
-    Raises:
-        ValueError: the tensors that tell the shape are not there.
-    """
-    try:
-        vocab_size, hidden_size = state["model.embed_tokens.weight"].shape
-        layers = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("model.layers."))
-        head_dim = state["model.layers.0.self_attn.q_norm.weight"].shape[0]
-        heads, key_heads = (state[f"model.layers.0.self_attn.{part}_proj.weight"].shape[0] // head_dim for part in "qk")
-        experts = [
-            name
-            for name in state
-            if name.startswith("model.layers.0.mlp.experts.") and name.endswith("gate_proj.weight")
-        ]
-        width = state[experts[0] if experts else "model.layers.0.mlp.gate_proj.weight"].shape[0]
-    except (KeyError, ValueError, IndexError) as error:
-        raise ValueError(
-            f"--from_weight {path}: not a MiniMind state dict ({error} was not found or has another form)"
-        ) from error
-    fields = {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "head_dim": head_dim,
-        "use_moe": bool(experts),
-        "tie_word_embeddings": torch.equal(state["model.embed_tokens.weight"], state["lm_head.weight"]),
-    }
-    if experts:
-        return fields | {
-            "num_experts": len(experts),
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": width,
-            "intermediate_size": width,
-        }
-    return fields | {"intermediate_size": width}
 
 
 def check_result_folder(folder: Path, config: MiniMindConfig) -> None:

@@ -9,8 +9,8 @@ serve better than more passes: 13,000 conversations twice ended at a training lo
 PRETRAIN_ROWS = 28000  # about 1.5M tokens: each fact of the world is told about 200 times in each language
 PRETRAIN_VALIDATION_ROWS = 400
 
-# Prose as in pretraining, denser texts (questions with answers, reasoning, transcripts), conversations. Without the prose,
-# bits per byte of the pretraining text rose from 0.37 to 0.78 while those of conversations fell.
+# Prose as in pretraining, denser texts (questions with answers, reasoning, transcripts), conversations. Without the
+# prose, bits per byte of the pretraining text rose from 0.37 to 0.78 while those of conversations fell.
 MIDTRAIN_ROWS = (6000, 5000, 9000)  # about 0.3M, 0.4M and 0.5M tokens
 MIDTRAIN_VALIDATION_ROWS = (100, 100, 160)
 

@@ -139,7 +139,7 @@ def test_a_wrong_state_dict_is_refused_by_tensor(tmp_path, tokenizer):
     ):
         start(tmp_path, from_weight=str(tmp_path / "broken.pth"))
     torch.save({"a": torch.zeros(1)}, tmp_path / "foreign.pth")
-    with pytest.raises(ValueError, match="not a MiniMind state dict"):
+    with pytest.raises(ValueError, match="Not a MiniMind state dict"):
         start(tmp_path, from_weight=str(tmp_path / "foreign.pth"))
 
 

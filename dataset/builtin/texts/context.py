@@ -23,15 +23,17 @@ ALL_KINDS = (WORDS, COLOURS, OBJECTS, CONTAINERS, WORKPLACES, VISITORS, ASSISTAN
 
 
 def meeting(draw: Draw) -> str:
-    """Two visitors tell each other something of themselves and ask for it again."""
-    colon = ": " if draw.english else "："
-    left, right = (name.to(draw.language) for name in draw.some(VISITORS, 2))
+    """A guest tells the host one or two things, and asks for them again."""
+    guest, host = ("Guest: ", "Host: ") if draw.english else ("客人：", "主人：")
     lines = []
-    for _ in range(draw.number(1, 2)):
+    kinds = set()
+    for _ in range(draw.number(1, 3)):
         question = context.recall(draw)
-        told, answered = (entry["content"] for entry in question.before[:2])
-        lines += [f"{left}{colon}{told}", f"{right}{colon}{answered}"]
-        lines += [f"{left}{colon}{question.ask}", f"{right}{colon}{question.reply}"]
+        kind = question.keys[0][2]
+        if kind not in kinds:  # nobody has two names
+            told, answered = (entry["content"] for entry in question.before[:2])
+            lines += [guest + told, host + answered, guest + question.ask, host + question.reply]
+        kinds.add(kind)
     return "\n".join(lines)
 
 
