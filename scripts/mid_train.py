@@ -14,7 +14,7 @@ from trainer.stage import Stage, run_stage
 
 STAGE = Stage(
     name="mid_train",
-    description="Go on training a base model on documents and chats, mixed by weight: --data_path a.jsonl:0.7 b.jsonl:0.3",
+    description="Go on training a base model on documents and chats, mixed by weight (--data_path a:0.7 b:0.3).",
     build_data=build_mid_train_data,
     loss=language_model_loss,
     defaults={
@@ -22,6 +22,7 @@ STAGE = Stage(
         "max_seq_len": 256,
         "batch_size": 16,
         "loss_on": "all",
+        "learning_rate": 3e-3,
         "schedule": "wsd",
         "decay_ratio": 0.5,
         "warmup_ratio": 0.0,

@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import platform
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from dataset.chat import render_prompt
 from dataset.lm_dataset import collate_rows
 from eval.bpb import token_byte_lengths
+from eval.stages import command_line
 from model.decoding import generate_tokens
 from model.fast_path import keep_freed_memory
 from model.model_minimind import count_parameters
@@ -270,7 +270,7 @@ def describe_run(run: Run, stage: Stage, metrics: dict[str, Any]) -> dict[str, A
     return weights.to_plain(
         {
             "stage": stage.name,
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": command_line(),
             "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
             "settings": run.settings.to_dict(),
             "model": weights.describe_config(run.bare_model.config),

@@ -116,9 +116,8 @@ OPPOSITES: tuple[tuple[Pair, Pair], ...] = tuple(
         "heavy/light=重/轻, strong/weak=强/弱, rich/poor=富/穷, wet/dry=湿/干, full/empty=满/空, "
         "open/closed=开/关, early/late=早/晚, near/far=近/远, hard/soft=硬/软, clean/dirty=干净/肮脏, "
         "happy/sad=快乐/悲伤, thick/thin=厚/薄, deep/shallow=深/浅, left/right=左/右, good/bad=好/坏, "
-        "bright/dark=明/暗, loud/quiet=吵闹/安静, true/false=真/假, wide/narrow=宽/窄, "
-        "easy/difficult=容易/困难, sweet/bitter=甜/苦, safe/dangerous=安全/危险, brave/timid=勇敢/胆小, "
-        "clever/foolish=聪明/愚笨"
+        "bright/dark=明/暗, wide/narrow=宽/窄, "
+        "easy/difficult=容易/困难"
     )
 )
 

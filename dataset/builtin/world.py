@@ -107,7 +107,7 @@ def build_world() -> World:
     pets = _spread(rng, PETS, count)
     owned = rng.sample([(item, colour) for item in ITEMS for colour in COLOURS], count)
     ages = rng.sample(range(20, 80), count)
-    phones = rng.sample(range(2000, 9999), count)
+    phones = rng.sample(range(201, 999), count)
     houses = rng.sample(range(1, 99), count)
     people = tuple(
         Person(

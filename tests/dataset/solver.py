@@ -159,12 +159,12 @@ def _formed(word: str, family: str, ask: str, english: bool) -> str:
     if family == "spelling":
         return ("-" if english else "、").join(word)
     if re.search("bracket|括号", ask):
-        return f"({word})" if english else f"（{word}）"
+        return f"In brackets: ( {word} )" if english else f"（{word}）"
     if re.search("star|星号", ask):
-        return f"*{word}*"
-    if re.search("capital", ask):
-        return word.upper()
-    return f"{word} {word}" if english else word * 2
+        return f"With stars: * {word} *" if english else f"*{word}*"
+    if re.search("three|三", ask):
+        return f"Three times: {word} {word} {word}" if english else word * 3
+    return f"Twice: {word} {word}" if english else word * 2
 
 
 def _calendar(ask: str, language: str) -> str:

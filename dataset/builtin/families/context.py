@@ -156,6 +156,9 @@ def story_moved(draw: Draw) -> Question:
         reply=reply.format(names["o"], names["b"]),
         keys=(key,),
         accepted=(f"In the {names['b']}." if draw.english else f"在{names['b']}里。",),
+        reasoning=f"First the {names['a']}, then the {names['b']}."
+        if draw.english
+        else f"先是{names['a']}，再是{names['b']}。",
         wrong=reply.format(names["o"], names["a"]),
         frame="story",
         value=names["b"],
@@ -182,6 +185,9 @@ def story_given(draw: Draw) -> Question:
         reply=reply.format(people[2], names["o"]),
         keys=(key,),
         accepted=(people[2] + ("." if draw.english else "。"),),
+        reasoning=f"First {people[0]}, then {people[1]}, then {people[2]}."
+        if draw.english
+        else f"先是{people[0]}，再是{people[1]}，再是{people[2]}。",
         wrong=reply.format(draw.one(people[:2]), names["o"]),
         frame="story",
         value=people[2],

@@ -98,10 +98,21 @@ def compare(draw: Draw) -> Question:
         reply=reply.format(value),
         keys=(key,),
         accepted=(str(value),),
+        reasoning=digits_compared(first, second, draw.language),
         wrong=reply.format(wrong),
         check="number",
         value=str(value),
     )
+
+
+def digits_compared(first: int, second: int, language: str) -> str:
+    """The digits of two numbers of equal length from the left, up to the first pair that differs."""
+    told = []
+    for left, right in zip(str(first), str(second), strict=True):
+        told.append(f"{left} {'=' if left == right else '>' if left > right else '<'} {right}")
+        if left != right:
+            break
+    return ", ".join(told) + "." if language == "en" else "，".join(told).replace(" ", "") + "。"
 
 
 def sort(draw: Draw) -> Question:

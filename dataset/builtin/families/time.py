@@ -8,7 +8,6 @@ from dataset.builtin.vocabulary import DAYS, HOURS, MONTHS, Pair
 CALENDAR = {
     "day after": (DAYS, 1),
     "day before": (DAYS, -1),
-    "two days after": (DAYS, 2),
     "month after": (MONTHS, 1),
     "month before": (MONTHS, -1),
 }
@@ -47,20 +46,6 @@ CALENDAR_ASKS = {
             "今天是{x}，昨天是星期几？",
             "如果今天是{x}，那么昨天是星期几？",
             "{x}的上一天是星期几？",
-        ),
-    },
-    "two days after": {
-        "en": (
-            "Which day is two days after {x}?",
-            "What day comes two days after {x}?",
-            "Today is {x}. What day is it in two days?",
-            "If today is {x}, what day is it in two days?",
-        ),
-        "zh": (
-            "{x}的后两天是星期几？",
-            "{x}再过两天是星期几？",
-            "今天是{x}，后天是星期几？",
-            "如果今天是{x}，那么后天是星期几？",
         ),
     },
     "month after": {
@@ -103,7 +88,6 @@ CALENDAR_ASKS = {
 CALENDAR_REPLIES = {
     "day after": {"en": "The day after {x} is {v}.", "zh": "{x}的后一天是{v}。"},
     "day before": {"en": "The day before {x} is {v}.", "zh": "{x}的前一天是{v}。"},
-    "two days after": {"en": "Two days after {x} is {v}.", "zh": "{x}的后两天是{v}。"},
     "month after": {"en": "The month after {x} is {v}.", "zh": "{x}的下一个月是{v}。"},
     "month before": {"en": "The month before {x} is {v}.", "zh": "{x}的上一个月是{v}。"},
 }
@@ -125,7 +109,7 @@ TO_DIGITS = {
     ),
     "zh": ("{t}用数字怎么写？", "{t}写成数字是什么？", "现在是{t}，电子钟上显示什么？", "怎样用数字表示{t}？"),
 }
-MINUTES = (0, 15, 30, 45)
+MINUTES = (0, 15, 30)
 
 
 def around(circle: tuple[Pair, ...], start: Pair, steps: int) -> Pair:
@@ -167,14 +151,13 @@ def calendar(draw: Draw) -> Question:
 
 def clock_words(hour: int, minute: int, language: str) -> str:
     """The time as people say it; `hour` counts from 0 for one o'clock to 11 for twelve."""
-    now, following = HOURS[hour].to(language), HOURS[(hour + 1) % 12].to(language)
+    now = HOURS[hour].to(language)
     if language == "zh":
-        return now + {0: "整", 15: "一刻", 30: "半", 45: "三刻"}[minute]
+        return now + {0: "整", 15: "一刻", 30: "半"}[minute]
     return {
         0: f"{now} o'clock",
         15: f"a quarter past {now}",
         30: f"half past {now}",
-        45: f"a quarter to {following}",
     }[minute]
 
 

@@ -76,14 +76,14 @@ FORM_TASKS = {
         ),
         "zh": ("给“{w}”两边加上星号。", "把“{w}”放在两个星号中间。", "在“{w}”的两边写星号。", "用星号围住“{w}”。"),
     },
-    "capitals": {
+    "three": {
         "en": (
-            "Write {w} in capital letters.",
-            "Write {w} in capitals.",
-            "Put {w} in capital letters.",
-            "Set {w} in capitals.",
+            "Say {w} three times.",
+            "Write {w} three times.",
+            "Repeat {w} three times.",
+            "Say the word {w} three times.",
         ),
-        "zh": (),
+        "zh": ("把“{w}”说三遍。", "“{w}”写三次。", "请重复“{w}”三次。", "请把“{w}”写三遍。"),
     },
 }
 ODD_ASKS = {
@@ -151,12 +151,12 @@ def shaped(word: str, shape: str, language: str) -> str:
     """The word as an instruction wants it."""
     match shape:
         case "twice":
-            return f"{word} {word}" if language == "en" else word + word
+            return f"Twice: {word} {word}" if language == "en" else word + word
         case "brackets":
-            return f"({word})" if language == "en" else f"（{word}）"
+            return f"In brackets: ( {word} )" if language == "en" else f"（{word}）"
         case "stars":
-            return f"*{word}*"
-    return word.upper()
+            return f"With stars: * {word} *" if language == "en" else f"*{word}*"
+    return f"Three times: {word} {word} {word}" if language == "en" else word * 3
 
 
 def spelled(word: str, language: str) -> str:
@@ -255,7 +255,7 @@ def spelling(draw: Draw) -> Question:
 
 
 def instruction(draw: Draw) -> Question:
-    """A word in a demanded form: twice, in brackets, between stars, in capitals."""
+    """A word in a demanded form: twice, in brackets, between stars, three times."""
     shape = draw.one([shape for shape, tasks in FORM_TASKS.items() if tasks[draw.language]])
     tasks = FORM_TASKS[shape][draw.language]
     (word, index), key = _word_key(draw, shape, WORDS, len(tasks))
@@ -272,12 +272,21 @@ def instruction(draw: Draw) -> Question:
     )
 
 
+def counted_aloud(words: list[str], language: str) -> str:
+    """The words with their numbers: what a small model writes down before it says which one is where."""
+    if language == "en":
+        return ", ".join(f"{index} {word}" for index, word in enumerate(words, 1)) + "."
+    return "，".join(f"{index}{word}" for index, word in enumerate(words, 1)) + "。"
+
+
 def odd_one(draw: Draw) -> Question:
     """The word of another kind among three."""
     words, odd, key = odd_list(draw)
     shown = [word.to(draw.language) for word in words]
     reply = "The word {} does not belong." if draw.english else "“{}”和别的不同类。"
     others = [word for word in words if word is not odd]
+    kinds = {word: kind.to(draw.language) for kind, group in CATEGORIES for word in group}
+    thought = "{} is {}. " if draw.english else "{}是{}。"
     return Question(
         family="odd_one",
         language=draw.language,
@@ -285,6 +294,7 @@ def odd_one(draw: Draw) -> Question:
         reply=reply.format(odd.to(draw.language)),
         keys=(key,),
         accepted=(odd.to(draw.language),),
+        reasoning="".join(thought.format(word.to(draw.language), kinds[word]) for word in words).strip(),
         wrong=reply.format(draw.one(others).to(draw.language)),
         value=odd.to(draw.language),
     )
@@ -326,6 +336,7 @@ def position(draw: Draw) -> Question:
         reply=reply.format(shown[right]),
         keys=(key,),
         accepted=(shown[right],),
+        reasoning=counted_aloud(shown, draw.language),
         wrong=reply.format(wrong),
         value=shown[right],
     )

@@ -14,6 +14,7 @@ from dataset.builtin.vocabulary import (
     VISITORS,
     WORDS,
     WORKPLACES,
+    Pair,
     capital,
     listing,
 )
@@ -161,7 +162,11 @@ def echo(draw: Draw) -> str:
     for _ in range(draw.number(1, 3)):
         # A name is always among them, so that this is none of the word lists that questions are asked about.
         mixed = [draw.one(VISITORS), draw.one(ASSISTANTS)]
-        mixed += [draw.one(draw.one(ALL_KINDS)) for _ in range(draw.number(2, 6))]
+        mixed += [draw.one(draw.one(ALL_KINDS)) for _ in range(draw.number(1, 4))]
+        # Numbers too: their digits are tokens of their own, and copying them is half of sorting and comparing. Four of
+        # them, so that they are none of the pairs and triples that questions are asked about.
+        if draw.chance(0.5):
+            mixed += [Pair(str(number), str(number)) for number in draw.some(range(1, 1000), 4)]
         draw.rng.shuffle(mixed)
         text = listing([word.to(draw.language) for word in mixed], draw.language)
         told.append(

@@ -200,16 +200,16 @@ def spelling(draw: Draw) -> str:
 
 
 def forms(draw: Draw) -> str:
-    """Words twice, in brackets, between stars, in capitals."""
+    """Words twice, in brackets, between stars, three times."""
     names = {
         "twice": ("twice", "说两遍"),
         "brackets": ("in brackets", "加上括号"),
         "stars": ("between stars", "加上星号"),
-        "capitals": ("in capital letters", ""),
+        "three": ("three times", "说三遍"),
     }
     told = []
     for _ in range(draw.number(4, 7)):
-        shape = draw.one(("twice", "brackets", "stars", "capitals") if draw.english else ("twice", "brackets", "stars"))
+        shape = draw.one(tuple(names))
         shown = draw.one(WORDS).to(draw.language)
         result = words.shaped(shown, shape, draw.language)
         told.append(
@@ -220,7 +220,7 @@ def forms(draw: Draw) -> str:
 
 def calendar(draw: Draw) -> str:
     """Neighbouring days or months."""
-    kinds = draw.one((("day after", "day before", "two days after"), ("month after", "month before")))
+    kinds = draw.one((("day after", "day before"), ("month after", "month before")))
     told = []
     for _ in range(draw.number(4, 7)):
         kind = draw.one(kinds)
@@ -310,4 +310,5 @@ def two_steps(draw: Draw) -> str:
 def question_text(draw: Draw, question: Question) -> str:
     """A question with its answer as two lines of prose."""
     ask, answer = ("Question: ", "Answer: ") if draw.english else ("问：", "答：")
-    return f"{ask}{question.ask}\n{answer}{question.reply}"
+    thought = question.reasoning and question.reasoning + (" " if draw.english else "")
+    return f"{ask}{question.ask}\n{answer}{thought}{question.reply}"
