@@ -130,7 +130,7 @@ class RunArguments:
     from_resume: Literal[0, 1] = flag(0, "1: continue from the newest good checkpoint of this run")
     save_interval: int = flag(200, "optimizer steps between checkpoints")
     keep_last: int = flag(2, "checkpoints kept (at least two)")
-    log_interval: int = flag(10, "optimizer steps between progress lines")
+    log_interval: int = flag(20, "optimizer steps between progress lines")
     eval_interval: int = flag(100, "optimizer steps between evaluations; 0: only before and after")
     eval_iters: int = flag(20, "batches of an evaluation")
     sample_interval: int = flag(0, "optimizer steps between sampled answers; 0: only at the end")

@@ -129,6 +129,7 @@ def init_model(
     Raises:
         ValueError: weights that do not exist or do not fit the flags or the tokenizer.
     """
+    transformers.utils.logging.disable_progress_bar()  # small models load and save in a moment
     source = resolve_from_weight(arguments, save_dir, candidates)
     own_tokenizer = source is not None and source.is_dir() and (source / "tokenizer.json").is_file()
     tokenizer_path = arguments.tokenizer_path or (source if own_tokenizer else DEFAULT_TOKENIZER)
@@ -295,7 +296,6 @@ def save_result(
     if temporary.exists():
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
-    transformers.utils.logging.disable_progress_bar()  # one file of a small model needs none
     dtype = getattr(torch, save_dtype)
     state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
     saved_dtype, model.config.dtype = model.config.dtype, dtype
