@@ -7,7 +7,7 @@ import torch
 
 from trainer.checkpoint import restore_rng
 from trainer.config import raise_problems
-from trainer.engine import Progress, Run, is_due, log_evaluation, rows_per_step
+from trainer.engine import Progress, Run, estimate_total_steps, is_due, log_evaluation, rows_per_step
 
 # A change of these makes the continuation another run: its rows, its schedule or its optimizer state no longer fit.
 BINDING = {
@@ -53,12 +53,30 @@ def resume(run: Run) -> list[str]:
             folder.mkdir(parents=True, exist_ok=True)
         return [f"--from_resume 1: no checkpoint in {folder}, so this run starts fresh"]
     state, path, passed_over = found
+    notes = keep_rows_per_step(run, state["rows_per_step"])
     check_unchanged(run, state)
     restore(run, state)
     run.tracker.cut_back(run.progress.step)
     if is_due(run.progress.step, run.settings.run.eval_interval) and run.progress.step < run.total_steps:
         log_evaluation(run)
-    return [*(f"passed over {reason}" for reason in passed_over), f"resumed from {path}, step {run.progress.step}"]
+    return [
+        *(f"passed over {reason}" for reason in passed_over),
+        *notes,
+        f"resumed from {path}, step {run.progress.step}",
+    ]
+
+
+def keep_rows_per_step(run: Run, rows: int) -> list[str]:
+    """A step keeps its rows on another number of ranks or with another batch size: the accumulation makes up for it."""
+    optimization = run.settings.optimization
+    before, rest = optimization.accumulation_steps, rows % (optimization.batch_size * run.world.size)
+    if rest or rows_per_step(run) == rows:
+        return []
+    optimization.accumulation_steps = rows // (optimization.batch_size * run.world.size)
+    run.total_steps = estimate_total_steps(run)
+    return [
+        f"accumulation_steps is {optimization.accumulation_steps}, not {before}, so that a step keeps its {rows} rows"
+    ]
 
 
 def check_unchanged(run: Run, state: dict[str, Any]) -> None:
@@ -76,10 +94,13 @@ def check_unchanged(run: Run, state: dict[str, Any]) -> None:
         if value != state["fingerprints"].get(name)
     ]
     if rows_per_step(run) != state["rows_per_step"]:
+        share = state["rows_per_step"] // run.world.size
+        divisors = ", ".join(str(size) for size in range(1, share + 1) if share % size == 0)
+        if share * run.world.size != state["rows_per_step"]:
+            divisors = f"none fits {run.world.size} ranks"
         problems.append(
-            f"a step has {rows_per_step(run)} rows and had {state['rows_per_step']}: choose --batch_size and "
-            f"--accumulation_steps so that batch_size x accumulation_steps x {run.world.size} ranks is "
-            f"{state['rows_per_step']}"
+            f"a step had {state['rows_per_step']} rows, which --batch_size {run.settings.optimization.batch_size} on "
+            f"{run.world.size} ranks does not divide; batch sizes that do: {divisors}"
         )
     if run.total_steps != state["total_steps"]:
         problems.append(f"the run has {run.total_steps} steps and had {state['total_steps']} (--epochs, --max_steps)")

@@ -113,9 +113,9 @@ DENSE: Weighted = (
 )
 # Skills that must be practised get more conversations than facts, which the texts have told already.
 FAMILY_WEIGHTS = {
-    **dict.fromkeys(("instruction", "odd_one", "position", "recall", "persona", "clock"), 1.6),
-    **dict.fromkeys(("compare", "count", "story", "spelling"), 1.4),
-    **dict.fromkeys(("honesty", "sort"), 1.2),
+    **dict.fromkeys(("odd_one", "compare"), 3.5),
+    **dict.fromkeys(("position", "story"), 2.5),
+    **dict.fromkeys(("instruction", "recall", "persona", "clock", "count", "spelling", "honesty", "sort"), 1.3),
     **dict.fromkeys(("addition", "subtraction"), 0.7),
 }
 CHATS: Weighted = (

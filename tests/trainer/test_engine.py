@@ -92,7 +92,7 @@ def test_stopped_and_resumed_is_bit_identical(tmp_path, name):
     ("flags", "expected"),
     [
         (["--learning_rate", "0.02"], "--learning_rate is 0.02 and was 0.01"),
-        (["--batch_size", "3"], "a step has 3 rows and had 4"),
+        (["--batch_size", "3"], r"a step had 4 rows, which --batch_size 3 on 1 ranks .* that do: 1, 2, 4"),
         (["--epochs", "5"], "steps and had"),
         (["--seed", "1"], "--seed is 1 and was 42"),
         (["--optimizer", "muon"], "--optimizer is muon and was adamw"),
@@ -103,6 +103,32 @@ def test_a_changed_setting_is_refused_by_name(tmp_path, flags, expected):
     train(tiny_run(tmp_path, rows))
     with pytest.raises(ValueError, match=expected):
         train(tiny_run(tmp_path, rows, flags=[*flags, "--from_resume", "1"]))
+
+
+def continue_on_a_rank(world, folder, flags):
+    train(tiny_run(folder, RandomRows(75), world, tiny_model(), flags=flags))
+
+
+@pytest.mark.parametrize("first_ranks", [1, 2])
+def test_another_number_of_ranks_continues_with_the_same_rows(tmp_path, first_ranks):
+    flags = ["--batch_size", 4, "--max_steps", 8, "--save_interval", 3]
+    one_rank_flags = [*flags, "--accumulation_steps", 2]
+    straight = train(tiny_run(tmp_path / "straight", RandomRows(75), flags=one_rank_flags))
+    cut = tiny_run(tmp_path / "cut", RandomRows(75), flags=one_rank_flags if first_ranks == 1 else flags)
+    if first_ranks == 1:
+        cut.stop_asked = lambda: cut.progress.step >= 4
+        train(cut)
+        run_ranks(continue_on_a_rank, tmp_path, tmp_path / "cut", [*flags, "--from_resume", 1])
+    else:
+        run_ranks(stop_on_a_rank, tmp_path, tmp_path / "cut", flags)
+        train(tiny_run(tmp_path / "cut", RandomRows(75), flags=[*flags, "--from_resume", 1]))
+    assert close(straight, logged(cut, "loss"), 1e-6)
+
+
+def stop_on_a_rank(world, folder, flags):
+    run = tiny_run(folder, RandomRows(75), world, tiny_model(), flags=flags)
+    run.stop_asked = lambda: run.progress.step >= 4
+    train(run)
 
 
 def test_changed_data_and_shape_are_refused(tmp_path):

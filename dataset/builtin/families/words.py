@@ -287,6 +287,8 @@ def odd_one(draw: Draw) -> Question:
     others = [word for word in words if word is not odd]
     kinds = {word: kind.to(draw.language) for kind, group in CATEGORIES for word in group}
     thought = "{} is {}. " if draw.english else "{}是{}。"
+    # Which kind comes twice, which once, and whose that is: three small steps that each look back at the one before.
+    last = "Two are {}, one is {}: {}." if draw.english else "两个是{}，一个是{}：{}。"
     return Question(
         family="odd_one",
         language=draw.language,
@@ -294,7 +296,8 @@ def odd_one(draw: Draw) -> Question:
         reply=reply.format(odd.to(draw.language)),
         keys=(key,),
         accepted=(odd.to(draw.language),),
-        reasoning="".join(thought.format(word.to(draw.language), kinds[word]) for word in words).strip(),
+        reasoning="".join(thought.format(word.to(draw.language), kinds[word]) for word in words)
+        + last.format(kinds[others[0]], kinds[odd], odd.to(draw.language)),
         wrong=reply.format(draw.one(others).to(draw.language)),
         value=odd.to(draw.language),
     )
