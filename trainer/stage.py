@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+import yaml
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -80,6 +81,7 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             run, tokenizer, notes, table = assemble(stage, settings, world)
             run.stop_asked = lambda: asked.signal is not None
             resumed = resume(run)
+            save_settings(run)
             introduce(run, stage, notes, table, resumed)
             dry_run(run)
             if run.progress.step == 0:
@@ -165,6 +167,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Changes when the tokenizer or its chat template does."""
     content = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def save_settings(run: Run) -> None:
+    """Leave every resolved setting beside the checkpoints, in a form that `--config` takes."""
+    if run.world.is_main:
+        text = yaml.safe_dump(run.settings.to_dict(), sort_keys=False, allow_unicode=True)
+        (run.checkpoints.folder / "settings.yaml").write_text(text, encoding="utf-8")
 
 
 def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGroup], resumed: list[str]) -> None:

@@ -83,6 +83,8 @@ def test_a_few_bad_rows_are_reported_and_the_run_goes_on(tmp_path, capsys):
     folder = run_stage(PRETRAIN, [*folders, *TINY, "--data_path", data])
     assert (folder / "model.safetensors").is_file()
     assert "data.jsonl:40: not valid JSON" in capsys.readouterr().out
+    settings = (tmp_path / "checkpoints" / folder.name / "settings.yaml").read_text(encoding="utf-8")
+    assert "max_seq_len: 32" in settings and "schedule: wsd" in settings  # a flag's value, and the stage's own default
 
 
 def test_documents_where_conversations_are_expected(tmp_path):
