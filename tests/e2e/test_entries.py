@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -39,9 +40,13 @@ def test_help_by_path_and_as_a_module(entry, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("torchrun")
 def test_all_stages_on_two_ranks_from_a_foreign_folder(tmp_path):
     write_user_files(tmp_path)
-    torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2"]
+    with socket.socket() as free:  # not the default port, which another test's torchrun may hold at the same time
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(port)]
     folders = ["--save_dir", str(tmp_path / "out"), "--checkpoint_dir", str(tmp_path / "checkpoints")]
     tiny = TINY_RUN.replace(" --preset nano", "").split()
     stages = {

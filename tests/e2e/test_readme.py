@@ -89,7 +89,7 @@ def workspace(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("readme")
+@pytest.mark.xdist_group("torchrun")
 def test_every_command_of_the_readme_runs(workspace):
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
