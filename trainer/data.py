@@ -61,9 +61,8 @@ def _build(
         "strict": bool(arguments.strict),
         "seed": seed,
     }
-    chat_options = {"train_on": arguments.train_on}
     if kind is not PretrainDataset:
-        options |= chat_options | {"loss_on": arguments.loss_on}
+        options |= {"train_on": arguments.train_on, "loss_on": arguments.loss_on}
     held_out = validation_paths is None
     train = kind(train_paths, tokenizer, **options, part="train" if held_out else "all")
     # Validation is always packed, always on what the assistant says, and never needs a second list of bad rows.

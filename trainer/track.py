@@ -1,7 +1,6 @@
 """What a run says: the console, `metrics.jsonl`, and SwanLab when asked."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +86,3 @@ def start_swanlab(project: str, name: str, mode: str, folder: Path, config: dict
         raise ValueError(
             f"SwanLab did not start in mode {mode}: {error}; --swanlab_mode offline needs no network"
         ) from error
-
-
-def warn(text: str) -> None:
-    """A warning that a user should read, on stderr."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -191,10 +191,12 @@ def poison_one_rank(world, folder):
     train(run)
     assert run.progress.skipped_steps == 1
     assert all(torch.equal(before[name], after) for name, after in weights_of(run).items())
+    (folder / f"unharmed-{world.rank}").touch()
 
 
 def test_one_bad_rank_skips_the_step_everywhere(tmp_path):
     run_ranks(poison_one_rank, tmp_path, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("unharmed-*")) == ["unharmed-0", "unharmed-1"]
 
 
 def test_a_checkpoint_holds_plain_values_and_float32(tmp_path):
