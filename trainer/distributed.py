@@ -1,7 +1,9 @@
 """Ranks: the only file that imports torch.distributed. Everything here also works, as a no-op, without torchrun."""
 
+import atexit
 import contextlib
 import datetime
+import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 # A rank may tokenise for a while before the others hear from it; a real hang is still noticed.
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+
+# Groups that this process joined; see `free_groups`.
+_joined: list[dist.ProcessGroup] = []
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ def init_distributed_mode(device: str = "auto") -> World:
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+        _joined.append(dist.group.WORLD)
     return World(rank=dist.get_rank(), local_rank=local_rank, size=dist.get_world_size(), device=chosen)
 
 
@@ -77,6 +83,18 @@ def shutdown() -> None:
     """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@atexit.register
+def free_groups() -> None:
+    """Free the groups while Python still runs, after the models that used them.
+
+    Gloo's threads need Python's lock to let go of the last tensor that they reduced. Freed by
+    DistributedDataParallel's reducer, a group waits for its threads with that lock held: 1 two-rank run in 5 hung at
+    its end on two busy cores. Freed when Python is gone, it aborts the process. Our own reference gives the lock up.
+    """
+    gc.collect()
+    _joined.clear()
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
