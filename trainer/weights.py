@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from model.config import PRESETS, MiniMindConfig
 from model.convert import config_from_state, state_from_minimind
+from model.induction import start_with_induction
 from model.model_minimind import MiniMindForCausalLM, load_model
 from trainer.checkpoint import load_verified, sync_folder
 from trainer.config import ROOT, ModelArguments, ModelChoice, raise_problems
@@ -138,6 +139,10 @@ def init_model(
     if source is None:
         model, preset_note = _random_model(arguments, tokenizer, device, max_seq_len)
         notes.append(preset_note)
+        if arguments.init == "induction":
+            small = "random; --init induction needs 2 layers, 2 heads and a hidden size of 3 heads"
+            copying = "attention that copies from the context (--init induction)"
+            notes.append(f"start: {copying if start_with_induction(model) else small}")
     else:
         model = load_model(source) if source.is_dir() else _model_from_pth(source, arguments, tokenizer)
         _check_shape_flags(arguments, model.config, source)

@@ -24,4 +24,4 @@ PROMPT_VALIDATION_ROWS = 400
 
 TEST_QUESTIONS = 120  # for each family and language: more than the 100 that a score is asked for
 VALIDATION_QUESTIONS = 40
-LARGEST_CONSTANT_SHARE = 0.30  # of a family's questions that one and the same reply may answer
+LARGEST_CONSTANT_SHARE = 0.28  # of a family's questions that one and the same reply may answer
