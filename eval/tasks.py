@@ -210,9 +210,10 @@ def score_questions(
 
 
 def _caps(tokenizer, questions: Sequence[Question]) -> list[int]:
-    """A cap for each question: three times its family's longest right reply, and some, in few distinct sizes.
+    """A cap for each question: three times its family's longest right reply and 40 tokens, in few distinct sizes.
 
-    A model may think before it answers, and a wrong reply needs room to end, or it would count as one that never does.
+    A model may think before it answers (38 tokens about an odd one out), and a wrong reply needs room to end, or it
+    would count as one that never does.
     """
     texts = []
     for question in questions:
@@ -222,7 +223,7 @@ def _caps(tokenizer, questions: Sequence[Question]) -> list[int]:
     for question, ids in zip(questions, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
         longest[question.family] = max(longest[question.family], len(ids))
     # Prompts are batched by cap, so few sizes mean full batches.
-    return [8 * (-(-(3 * longest[question.family] + 12) // 8)) for question in questions]
+    return [8 * (-(-(3 * longest[question.family] + 40) // 8)) for question in questions]
 
 
 def _generate(

@@ -185,7 +185,7 @@ def test_caps_come_from_the_familys_longest_answer(monkeypatch, model, tokenizer
     _, oracle = score(monkeypatch, model, tokenizer, {}, questions)
     longest = len(tokenizer(long_answer)["input_ids"])
     assert [call[0] for call in oracle.calls] == [1, 2], "one call for each size"
-    assert oracle.calls[0][1] == 16 and 3 * longest + 12 <= oracle.calls[1][1] < 3 * longest + 20
+    assert oracle.calls[0][1] == 48 and 3 * longest + 40 <= oracle.calls[1][1] < 3 * longest + 48
     _, oracle = score(monkeypatch, model, tokenizer, {}, questions, max_new_tokens=5)
     assert [call[:2] for call in oracle.calls] == [(3, 5)]
 
