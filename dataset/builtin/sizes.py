@@ -6,7 +6,7 @@ serve better than more passes: 13,000 conversations twice ended at a training lo
 0.13.
 """
 
-PRETRAIN_ROWS = 52000  # about 2.5M tokens: copying from the context comes late, after some 2M tokens
+PRETRAIN_ROWS = 52000  # about 2.5M tokens
 PRETRAIN_VALIDATION_ROWS = 400
 
 # Prose as in pretraining, denser texts (questions with answers, reasoning, transcripts), conversations. Without the
