@@ -88,7 +88,7 @@ def _draw_validation(axes: Axes, records: Sequence[RunRecord]) -> None:
 def _note_last(axes: Axes, points: list[tuple[int, float]], colour: str, below: bool) -> None:
     """Write the last value beside its point."""
     style = {"textcoords": "offset points", "ha": "right", "fontsize": 10, "color": colour}
-    axes.annotate(f"{points[-1][1]:.2f}", points[-1], xytext=(-2, -15 if below else 7), **style)
+    axes.annotate(f"{points[-1][1]:.2g}", points[-1], xytext=(-2, -15 if below else 7), **style)
 
 
 def _scale(axes: Axes, values: list[float]) -> None:

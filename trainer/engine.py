@@ -304,7 +304,8 @@ class Meter:
 def estimate_loss(run: Run) -> dict[str, LossSums]:
     """Loss sums over `eval_iters` batches of some training rows ("train") and of each validation set, over all ranks.
 
-    The rows are the first of a fixed order, so that every evaluation of a run sees the same ones.
+    The rows are the first of a fixed order, so that every evaluation of a run sees the same ones. It is another order
+    than the training's: the rows that are trained first are also learned first, and then forgotten.
     """
     optimization, world = run.settings.optimization, run.world
     results = {}
@@ -314,7 +315,7 @@ def estimate_loss(run: Run) -> dict[str, LossSums]:
             batch_size=optimization.batch_size,
             rank=world.rank,
             world_size=world.size,
-            seed=optimization.seed,
+            seed=optimization.seed + 1,
             epoch=0,
         )
         loader = make_loader(run, data, sampler)
