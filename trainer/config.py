@@ -43,7 +43,7 @@ class ModelArguments:
     dropout: float | None = flag(None, "dropout probability in training (0 unless the weights say otherwise)")
     router_aux_loss_coef: float | None = flag(None, "weight of the MoE balance loss, over the preset's")
     init: Literal["induction", "normal"] = flag(
-        "induction", "new weights. induction: attention starts as a circuit that copies from the context; normal: random"
+        "induction", "new weights. induction: attention starts out copying from the context; normal: random"
     )
     from_weight: str = flag(
         "none", "start from: none, a stage's name (pretrain), auto, a model folder, or a .pth state dict"
