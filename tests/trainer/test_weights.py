@@ -154,3 +154,20 @@ def test_a_checkpoint_of_ours_is_a_start_too(tmp_path, tokenizer):
 def test_top_1_with_normalised_weights_is_refused_from_scratch(tmp_path):
     with pytest.raises(ValueError, match="router gets no gradient"):
         start(tmp_path, preset="nano-moe", num_experts_per_tok=1)
+
+
+def test_new_weights_start_as_asked_and_say_so(tmp_path, tokenizer):
+    shape = {"preset": "nano", "hidden_size": 256, "num_hidden_layers": 2}
+    models, notes = {}, {}
+    for init in ("induction", "normal"):
+        torch.manual_seed(0)
+        models[init], _, notes[init] = start(tmp_path, init=init, **shape)
+    assert any("copies from the context" in note for note in notes["induction"])
+    assert not any("start:" in note for note in notes["normal"])
+    torch.manual_seed(0)
+    plain = MiniMindForCausalLM(models["normal"].config)
+    assert torch.equal(models["normal"].model.embed_tokens.weight, plain.model.embed_tokens.weight)
+    assert not models["normal"].model.layers[0].self_attn.o_proj.weight.any()
+    assert models["induction"].model.layers[0].self_attn.o_proj.weight.any()
+    small = start(tmp_path, preset="nano", hidden_size=32, num_hidden_layers=1)[2]
+    assert any("random; --init induction needs 2 layers" in note for note in small)
