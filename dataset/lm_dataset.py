@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from dataset.order import EMPTY_ROW
 from dataset.packing import PackingPlan, cut_documents, one_piece_a_row, pack_documents, pack_mixture
 from dataset.sources import Part, parse_sources
+from dataset.token_bytes import token_byte_lengths
 from dataset.units import DataSummary, Kind, Say, UnitCollector, Units, choose_units
 
 IGNORED_LABEL = -100
@@ -189,19 +190,10 @@ def _complete(
     if len(edges):
         trained = np.append(units.trained, False)
         summary.supervised_tokens = int(np.add.reduceat(trained, edges, dtype=np.int64)[::2].sum())
-        sizes = np.append(_token_bytes(tokenizer)[units.tokens], 0)
+        sizes = np.append(token_byte_lengths(tokenizer).numpy()[units.tokens], 0)
         unit_starts = np.append(0, np.cumsum(units.lengths))[:-1]
         summary.bytes = int(np.add.reduceat(sizes, unit_starts, dtype=np.int64)[chosen].sum())
     digest = hashlib.sha256(json.dumps([plan.max_length, str(units.tokens.dtype)]).encode())
     for array in (units.tokens, units.trained, plan.piece_starts, plan.piece_lengths, plan.row_pieces):
         digest.update(np.ascontiguousarray(array))
     summary.fingerprint = digest.hexdigest()
-
-
-def _token_bytes(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """(V,) UTF-8 bytes of each token, 0 for control tokens; a byte-level alphabet has a character for each byte."""
-    control = set(tokenizer.get_added_vocab().values())
-    lengths = np.zeros(len(tokenizer), dtype=np.int64)
-    for token, index in tokenizer.get_vocab().items():
-        lengths[index] = 0 if index in control else len(token)
-    return lengths

@@ -19,10 +19,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dataset.builtin.store import ensure_builtin_corpus
+from dataset.token_bytes import token_byte_lengths
 from dataset.formats import row_kind
 from dataset.lm_dataset import MixtureDataset, collate_rows
 from dataset.sources import parse_sources, read_rows
-from eval.bpb import evaluate_bpb, token_byte_lengths
+from eval.bpb import evaluate_bpb
 from eval.questions import Question
 from eval.tasks import TaskReport, score_questions
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dataset.chat import render_prompt
 from dataset.lm_dataset import collate_rows
-from eval.bpb import token_byte_lengths
+from dataset.token_bytes import token_byte_lengths
 from eval.stages import command_line
 from model.decoding import generate_tokens
 from model.fast_path import keep_freed_memory
