@@ -2,16 +2,18 @@
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
 
 
-def token_byte_lengths(tokenizer) -> torch.Tensor:
-    """Number of raw bytes that each token id stands for, as a LongTensor[len(tokenizer)].
+def token_byte_lengths(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """(V,) int64: the number of raw bytes that each token id stands for; V is len(tokenizer).
 
     A byte-level vocabulary writes each byte as one character of a fixed 256-character alphabet, so the length of the
     vocabulary entry is the number of bytes. (`decode([id])` would not do: a token that holds part of a character
     decodes to U+FFFD, three bytes.) Control tokens, and ids that no token has, count 0.
 
-    Raises ValueError for a tokenizer whose vocabulary is not byte-level.
+    Raises:
+        ValueError: the vocabulary is not byte-level.
     """
     lengths = torch.zeros(len(tokenizer), dtype=torch.long)
     alphabet = set(ByteLevel.alphabet())

@@ -93,8 +93,9 @@ def free_groups() -> None:
     DistributedDataParallel's reducer, a group waits for its threads with that lock held: 1 two-rank run in 5 hung at
     its end on two busy cores. Freed when Python is gone, it aborts the process. Our own reference gives the lock up.
     """
-    gc.collect()
-    _joined.clear()
+    if _joined:
+        gc.collect()
+        _joined.clear()
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:

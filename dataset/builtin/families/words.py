@@ -256,7 +256,7 @@ def spelling(draw: Draw) -> Question:
 
 def instruction(draw: Draw) -> Question:
     """A word in a demanded form: twice, in brackets, between stars, three times."""
-    shape = draw.one([shape for shape, tasks in FORM_TASKS.items() if tasks[draw.language]])
+    shape = draw.one(tuple(FORM_TASKS))
     tasks = FORM_TASKS[shape][draw.language]
     (word, index), key = _word_key(draw, shape, WORDS, len(tasks))
     shown = word.to(draw.language)
