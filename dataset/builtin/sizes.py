@@ -1,9 +1,9 @@
 """How much of each file there is, and why. All counts are of rows; languages take turns.
 
-The default model (about 5M parameters) reads some 11,000 tokens a second on two CPU cores, so ten minutes pay for about
-6.5 million tokens in all. A text has about 50 tokens, a plain conversation about 45, one with tools about 200. More rows
-serve better than more passes: 13,000 conversations twice ended at a training loss of 0.07 and a validation loss of
-0.13.
+The default model (about 5M parameters) reads some 11,000 tokens a second on two CPU cores, so ten minutes pay for
+about 6.5 million tokens in all. A text has about 50 tokens, a plain conversation about 45, one with tools about 200.
+More rows serve better than more passes: 13,000 conversations twice ended at a training loss of 0.07 and a validation
+loss of 0.13.
 """
 
 PRETRAIN_ROWS = 52000  # about 2.5M tokens
