@@ -16,6 +16,7 @@ The stand-ins are replaced back in the cut pieces.
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -287,18 +288,50 @@ def trim_to_window(chat: RenderedChat, max_length: int) -> RenderedChat | str:
     """
     if len(chat.input_ids) <= max_length:
         return chat
-    system_end = 0
-    if chat.turns and chat.turns[0][0] == "system":
-        system_end = chat.turns[1][1] if len(chat.turns) > 1 else len(chat.input_ids)
+    system_end = _system_end(chat)
     last_trained = max((index for index, trained in enumerate(chat.assistant_mask) if trained), default=-1)
     starts = [start for role, start in chat.turns if role == "user" and start <= last_trained]
     if not starts:
         starts = [system_end]
     total = len(chat.input_ids)
     start = next((start for start in starts if system_end + total - start <= max_length), starts[-1])
-    keep = [*range(system_end), *range(start, total)][:max_length]
-    if not any(chat.assistant_mask[index] for index in keep[1:]):
+    kept = _keep_from(chat, system_end, start, max_length)
+    if not any(kept.assistant_mask[1:]):
         return "longer than the window: no answer fits behind its prompt"
+    return kept
+
+
+def trim_pair(chosen: RenderedChat, rejected: RenderedChat, max_length: int) -> tuple[RenderedChat, RenderedChat] | str:
+    """Shorten both sides of a preference alike, so that together they have at most `max_length` tokens.
+
+    Kept are the system turn and as many turns before the answers as fit, the same on both sides. Answers stay whole:
+    one that is cut off would be compared with one that is not.
+
+    Returns:
+        Both sides, or the reason why the pair cannot be used.
+    """
+    if len(chosen.input_ids) + len(rejected.input_ids) <= max_length:
+        return chosen, rejected
+    sides = (chosen, rejected)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*(side.input_ids for side in sides), strict=False))
+    common = sum(1 for _ in same)
+    system_end = _system_end(chosen)
+    for start in [start for role, start in chosen.turns if role == "user" and start < common]:
+        if sum(system_end + len(side.input_ids) - start for side in sides) <= max_length:
+            return tuple(_keep_from(side, system_end, start, max_length) for side in sides)
+    return "longer than the window: the two answers do not fit with their prompt"
+
+
+def _system_end(chat: RenderedChat) -> int:
+    """Tokens of the system turn, if there is one."""
+    if not chat.turns or chat.turns[0][0] != "system":
+        return 0
+    return chat.turns[1][1] if len(chat.turns) > 1 else len(chat.input_ids)
+
+
+def _keep_from(chat: RenderedChat, system_end: int, start: int, max_length: int) -> RenderedChat:
+    """The system turn and what follows from `start` on, cut off at `max_length`."""
+    keep = [*range(system_end), *range(start, len(chat.input_ids))][:max_length]
     shift = start - system_end
     turns = [(role, index) for role, index in chat.turns if index < system_end]
     turns += [(role, index - shift) for role, index in chat.turns if start <= index and index - shift < max_length]

@@ -19,19 +19,21 @@ ROLE_NAMES = {
 }  # fmt: skip
 FORMATS = (
     "text; conversations or messages (role/content or from/value); question/answer; prompt/completion; "
-    "instruction/input/output"
+    "instruction/input/output; chosen/rejected"
 )
 THINK_BLOCK = re.compile(r"\s*<think>(.*?)</think>\n{0,2}", re.DOTALL)
 
 
 def row_kind(row: dict[str, Any]) -> str:
-    """Tell by the row's keys whether it is "text" or "chat".
+    """Tell by the row's keys whether it is "text", "chat" or "pair" (of a chosen and a rejected conversation).
 
     Raises:
         ValueError: no known format; the message shows the row's keys and what was expected.
     """
     if "text" in row:
         return "text"
+    if "chosen" in row and "rejected" in row:
+        return "pair"
     pairs = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"))
     if "conversations" in row or "messages" in row or any(first in row and second in row for first, second in pairs):
         return "chat"
@@ -50,17 +52,20 @@ def text_from_row(row: dict[str, Any]) -> str:
         if not isinstance(text, str):
             raise ValueError(f"'text' is {_kind(text)}, not a string")
     else:
-        messages, _ = messages_from_row(row)
-        text = "\n".join(word for message in messages for word in _words(message) if word)
+        text = words_of(messages_from_row(row)[0])
     if not text.strip():
         raise ValueError("the text is empty")
     check_encodable(text)
     return text
 
 
-def _words(message: Message) -> list[str]:
-    calls = [json.dumps(call, ensure_ascii=False) for call in message.get("tool_calls", [])]
-    return [message.get("reasoning_content", ""), message["content"], *calls]
+def words_of(messages: Sequence[Message]) -> str:
+    """All that is said in normalised messages, a line break between stretches."""
+    words = []
+    for message in messages:
+        calls = [json.dumps(call, ensure_ascii=False) for call in message.get("tool_calls", [])]
+        words += [message.get("reasoning_content", ""), message["content"], *calls]
+    return "\n".join(filter(None, words))
 
 
 def messages_from_row(row: dict[str, Any]) -> tuple[list[Message], list[dict[str, Any]] | None]:
@@ -69,8 +74,9 @@ def messages_from_row(row: dict[str, Any]) -> tuple[list[Message], list[dict[str
     Raises:
         ValueError: no known format, or a message or tool of the wrong form, named by its position.
     """
-    if row_kind(row) == "text":
-        raise ValueError("a {'text'} row is a document, not a conversation")
+    if (kind := row_kind(row)) != "chat":
+        name = {"text": "a {'text'} row is a document", "pair": "a {'chosen', 'rejected'} row is a pair"}[kind]
+        raise ValueError(f"{name}, not a conversation")
     key = next((key for key in ("conversations", "messages") if key in row), None)
     if key is not None:
         raw = row[key]
@@ -87,6 +93,40 @@ def messages_from_row(row: dict[str, Any]) -> tuple[list[Message], list[dict[str
         raw = [{"role": "system", "content": row["system"]}, *raw]
     messages, tools = normalise_messages(raw)
     return messages, normalise_tools(row.get("tools")) or tools
+
+
+def pair_from_row(
+    row: dict[str, Any],
+) -> tuple[tuple[list[Message], list[dict[str, Any]] | None], tuple[list[Message], list[dict[str, Any]] | None]]:
+    """The chosen and the rejected conversation of a preference row, each with its tools.
+
+    Each side is a whole conversation, or an answer alone, as text or messages, to the "prompt" that stands beside it.
+
+    Raises:
+        ValueError: another form, an empty side, or two sides that are the same.
+    """
+    sides = []
+    for name in ("chosen", "rejected"):
+        answer = row[name]
+        if not isinstance(answer, str | list) or not answer:
+            raise ValueError(f"{name!r} is {_kind(answer)}, not a list of messages or an answer's text")
+        raw = _as_messages(answer, "assistant")
+        if isinstance(raw[0], dict) and ROLE_NAMES.get(raw[0].get("role", raw[0].get("from"))) == "assistant":
+            if not row.get("prompt"):
+                raise ValueError(f"{name!r} is an answer alone, so a 'prompt' must stand beside it")
+            raw = [*_as_messages(row["prompt"], "user"), *raw]
+        if isinstance(row.get("system"), str) and row["system"]:
+            raw = [{"role": "system", "content": row["system"]}, *raw]
+        try:
+            messages, tools = normalise_messages(raw)
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}") from error
+        if messages[-1]["role"] != "assistant":
+            raise ValueError(f"{name!r} ends with the {messages[-1]['role']}, not with an answer of the assistant's")
+        sides.append((messages, normalise_tools(row.get("tools")) or tools))
+    if sides[0] == sides[1]:
+        raise ValueError("'chosen' and 'rejected' are the same")
+    return sides[0], sides[1]
 
 
 def _exchange(question: Any, answer: Any) -> list[Message]:

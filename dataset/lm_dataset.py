@@ -1,33 +1,108 @@
-"""Data sets of packed rows for pretraining, mid-training and supervised fine-tuning.
+"""Data sets for every stage: documents, conversations, both, preference pairs, and prompts.
 
-An item is one row of `max_length` = T slots:
+An item of all but `PromptDataset` is one row of `max_length` = T slots:
     input_ids     (T,) int64, padded with the tokenizer's pad token
     labels        (T,) int64, unshifted; -100 where there is no loss, always on the first token of a piece
     document_ids  (T,) int64, 0 for padding, 1.. for the row's pieces in order
-
-A row is put together from the flat token array when it is asked for.
+A row is put together from the flat token array when it is asked for. Without packing it has one piece and no padding.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from dataset.order import EMPTY_ROW
-from dataset.packing import PackingPlan, cut_documents, one_piece_a_row, pack_documents, pack_mixture
-from dataset.sources import Part, parse_sources
-from dataset.token_bytes import token_byte_lengths
-from dataset.units import DataSummary, Kind, Say, UnitCollector, Units, choose_units
+from dataset.chat import render_prompt
+from dataset.formats import messages_from_row
+from dataset.order import EMPTY_ROW, choose_units
+from dataset.packing import (
+    PackingPlan,
+    cut_documents,
+    one_piece_a_row,
+    pack_conversations,
+    pack_documents,
+    pack_mixture,
+)
+from dataset.readers import TextAs
+from dataset.sources import Part, RowReader, parse_sources, split_held_out
+from dataset.store import FlatArray, TokenisedSource
+from dataset.tokenise import Say, tokenise
+from dataset.units import Kind, Reasoning, UnitOptions, add_counts, separator_id
 
 IGNORED_LABEL = -100
 
 DataPath = str | Path | Sequence[str | Path]
+
+
+@dataclasses.dataclass
+class DataSummary:
+    """What a data set is made of.
+
+    Attributes:
+        rows_read, bad_rows: rows of the files, and those that could not be used.
+        skipped: conversations left out, by reason.
+        shortened: conversations longer than the window, of which the last turns are kept.
+        duplicates: rows left out because another has the same content.
+        documents, conversations: how many of each are in the rows; a preference pair is one conversation.
+        tokens: tokens in the rows, padding apart; those of documents cut by a row's end count once more.
+        supervised_tokens: tokens with a label.
+        bytes: UTF-8 bytes of the text behind the tokens (control tokens have none).
+        rows, fill_rate: packed rows, and the share of their slots that hold a token.
+        passes: by source, how often the mixture goes through it.
+        fingerprint: sha256 of the rows' content.
+    """
+
+    rows_read: int = 0
+    bad_rows: int = 0
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    shortened: int = 0
+    duplicates: int = 0
+    documents: int = 0
+    conversations: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    bytes: int = 0
+    rows: int = 0
+    fill_rate: float = 0.0
+    passes: dict[str, float] = dataclasses.field(default_factory=dict)
+    fingerprint: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for run.json."""
+        return dataclasses.asdict(self)
+
+
+class Units:
+    """The units of several sources, one source behind the other.
+
+    Attributes:
+        tokens, trained: flat arrays, see `dataset.store.TokenisedSource`.
+        starts, lengths: (U,) int64, where each unit lies in them.
+        source: (U,) int64, number of its source.
+    """
+
+    def __init__(self, sources: Sequence[TokenisedSource]):
+        self.sources = sources
+        self.tokens = FlatArray([source.tokens for source in sources])
+        self.trained = FlatArray([source.trained for source in sources])
+        behind = np.cumsum([0, *[len(source.tokens) for source in sources]])
+        self.starts = np.concatenate(
+            [source.table["start"] + start for source, start in zip(sources, behind, strict=False)]
+        )
+        self.lengths = self.column("length")
+        self.source = np.repeat(np.arange(len(sources)), [len(source.table) for source in sources])
+
+    def column(self, name: str) -> np.ndarray:
+        """(U,) one column of `dataset.units.UNIT`."""
+        return np.concatenate([source.table[name] for source in self.sources])
 
 
 class PackedDataset(Dataset):
@@ -36,26 +111,41 @@ class PackedDataset(Dataset):
     Attributes:
         plan: which pieces share a row.
         max_length: slots in a row.
+        is_padded: False where rows are as long as their piece.
         summary: a `DataSummary`.
     """
 
-    def __init__(self, tokens: np.ndarray, trained: np.ndarray, plan: PackingPlan, pad_id: int, summary: DataSummary):
+    def __init__(
+        self,
+        tokens: FlatArray,
+        trained: FlatArray,
+        plan: PackingPlan,
+        pad_id: int,
+        summary: DataSummary,
+        is_padded: bool = True,
+    ):
         self.tokens, self.trained, self.plan, self.pad_id, self.summary = tokens, trained, plan, pad_id, summary
-        self.max_length = plan.max_length
+        self.max_length, self.is_padded = plan.max_length, is_padded
 
     def __len__(self) -> int:
         return self.plan.num_rows
+
+    @property
+    def group_lengths(self) -> np.ndarray | None:
+        """(rows,) tokens of each row where rows of like length should share a batch, else None."""
+        return None if self.is_padded else self.plan.piece_lengths
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Row `index`, or a fully masked one for `EMPTY_ROW` (-1)."""
         if not (0 <= index < len(self) or index == EMPTY_ROW):
             raise IndexError(f"row {index} of {len(self)}")
-        input_ids = np.full(self.max_length, self.pad_id, dtype=np.int64)
-        labels = np.full(self.max_length, IGNORED_LABEL, dtype=np.int64)
-        document_ids = np.zeros(self.max_length, dtype=np.int64)
         first, last = (0, 0) if index == EMPTY_ROW else self.plan.row_pieces[index : index + 2].tolist()
-        position = 0
         starts, lengths = self.plan.piece_starts[first:last].tolist(), self.plan.piece_lengths[first:last].tolist()
+        size = self.max_length if self.is_padded or not lengths else lengths[0]
+        input_ids = np.full(size, self.pad_id, dtype=np.int64)
+        labels = np.full(size, IGNORED_LABEL, dtype=np.int64)
+        document_ids = np.zeros(size, dtype=np.int64)
+        position = 0
         for number, (start, length) in enumerate(zip(starts, lengths, strict=True), start=1):
             end = position + length
             tokens = self.tokens[start : start + length].astype(np.int64)  # 16 bits cannot hold -100
@@ -71,8 +161,13 @@ class PackedDataset(Dataset):
 
 
 def collate_rows(items: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """A batch of rows: every entry (B, T)."""
-    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+    """A batch of rows: every entry (B, T), shorter rows padded to the longest."""
+    # Which token pads makes no difference where document_ids is 0; 0 is one that every vocabulary has.
+    padding = {"labels": IGNORED_LABEL}
+    return {
+        name: pad_sequence([item[name] for item in items], batch_first=True, padding_value=padding.get(name, 0))
+        for name in items[0]
+    }
 
 
 class MixtureDataset(PackedDataset):
@@ -84,21 +179,25 @@ class MixtureDataset(PackedDataset):
         data_path: files; PATH:WEIGHT gives token shares.
         tokenizer: with a chat template that marks its generation spans, and a pad token.
         max_length: slots in a row.
-        packing: False puts each piece into a row of its own, for comparison.
+        packing: False puts each piece into a row of its own, as long as the piece, for comparison.
         train_on: "all" assistant turns are supervised, or only the "last".
         loss_on: "assistant", or "all" tokens of conversations; documents are supervised whole.
+        reasoning: "keep" the assistant's, "drop" it, or show an "empty" block instead.
+        dedup: of rows with the same content only the first is taken.
         strict: any bad row is an error.
         part: "train" or "validation" where one file serves as both, "all" otherwise.
         text_as: whether a .txt file is one document or one a paragraph.
         seed: of the choice where a weighted source is used in part.
         say: prints a line; None for silence.
         only: take only the documents, or only the conversations, of mixed files; the other rows are passed over.
+        cache_dir: where tokenised files are kept for the next start; None keeps none.
+        workers: processes that tokenise; None decides by the files' size.
 
     Raises:
         ValueError: no usable row, too many bad ones, a file that cannot be read, or an option of an unknown value.
     """
 
-    _kinds: Kind = "both"
+    kinds: Kind = "both"
 
     def __init__(
         self,
@@ -108,32 +207,55 @@ class MixtureDataset(PackedDataset):
         packing: bool = True,
         train_on: Literal["all", "last"] = "all",
         loss_on: Literal["all", "assistant"] = "assistant",
+        reasoning: Reasoning = "keep",
+        dedup: bool = False,
         strict: bool = False,
         part: Part = "all",
-        text_as: Literal["file", "paragraph"] = "file",
+        text_as: TextAs = "file",
         seed: int = 0,
         say: Say | None = print,
         only: Literal["document", "conversation"] | None = None,
+        cache_dir: str | Path | None = None,
+        workers: int | None = None,
     ):
-        collector = UnitCollector(tokenizer, max_length, self._kinds, train_on, loss_on, say, only)
+        if part not in ("all", "train", "validation"):
+            raise ValueError(f"part={part!r} must be 'all', 'train' or 'validation'")
+        if only not in (None, "document", "conversation"):
+            raise ValueError(f"only={only!r} must be 'document', 'conversation' or None")
+        options = UnitOptions(self.kinds, max_length, train_on, loss_on, reasoning)
         sources = parse_sources(data_path)
-        for index, source in enumerate(sources):
-            collector.add_source(index, source, strict, text_as, part)
-        units, summary = collector.finish(), collector.summary
-        if not len(units.lengths) and part != "validation" and only is None:
+        units = Units(
+            [
+                tokenise(source.path, tokenizer, options, part != "all", text_as, strict, cache_dir, workers, say)
+                for source in sources
+            ]
+        )
+        summary = DataSummary()
+        chosen = _select(units, part, only, dedup, summary)
+        for source in units.sources:
+            summary.rows_read += source.bad_rows.rows_read
+            summary.bad_rows += source.bad_rows.count
+            summary.shortened += source.shortened
+            add_counts(summary.skipped, source.skipped)
+        if not len(chosen) and part != "validation" and only is None:
             reasons = "".join(f"; {count:,} {reason}" for reason, count in summary.skipped.items())
             raise ValueError(f"{', '.join(source.path for source in sources)}: no usable row{reasons}")
-        weights = None if part == "validation" else [source.weight for source in sources]
-        chosen, passes = choose_units(units, None if weights is None or None in weights else weights, seed)
-        passes = passes or [1.0] * len(sources)
+        weights, passes = [source.weight for source in sources], [1.0] * len(sources)
+        if part != "validation" and None not in weights:
+            picked, passes = choose_units(units.lengths[chosen], units.source[chosen], weights, seed)
+            chosen = chosen[picked]
         summary.passes = {source.path: round(times, 4) for source, times in zip(sources, passes, strict=True)}
         plan = self._pack(units, chosen, max_length, packing)
-        _complete(summary, units, chosen, plan, tokenizer)
-        super().__init__(units.tokens, units.trained, plan, tokenizer.pad_token_id, summary)
+        _complete(summary, units, chosen, plan)
+        self.units, self.chosen = units, chosen
+        super().__init__(units.tokens, units.trained, plan, separator_id(tokenizer), summary, is_padded=packing)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A process that loads rows needs the plan, not what the plan was made from.
+        return {name: value for name, value in self.__dict__.items() if name not in ("units", "chosen")}
 
     def _pack(self, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
-        lengths = units.lengths[chosen]
-        starts = (np.cumsum(units.lengths) - units.lengths)[chosen]
+        lengths, starts = units.lengths[chosen], units.starts[chosen]
         if not packing:
             pieces = cut_documents(lengths, max_length, starts)
             return one_piece_a_row(pieces[1], max_length, pieces[0])
@@ -144,7 +266,7 @@ class MixtureDataset(PackedDataset):
 class SFTDataset(MixtureDataset):
     """Conversations for supervised fine-tuning, packed whole. Arguments as for `MixtureDataset`."""
 
-    _kinds = "conversation"
+    kinds = "conversation"
 
 
 class PretrainDataset(MixtureDataset):
@@ -153,47 +275,142 @@ class PretrainDataset(MixtureDataset):
     {"text"} rows give their text, chat rows their words. Arguments as for `MixtureDataset`.
     """
 
-    _kinds = "document"
+    kinds = "document"
+
+    def _pack(self, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
+        if not packing:
+            return super()._pack(units, chosen, max_length, packing)
+        return pack_documents(units.lengths[chosen], max_length, units.starts[chosen])
+
+
+class DPODataset(MixtureDataset):
+    """Preference pairs: a row's pieces 1 and 2 are the chosen and rejected side of a pair, 3 and 4 of the next.
+
+    Both sides are rendered and shortened alike. Arguments as for `MixtureDataset`; rows are always packed.
+    """
+
+    kinds = "pair"
+
+    def _pack(self, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
+        if not packing:
+            raise ValueError("both sides of a pair share a row: preference pairs are always packed")
+        # The plan is of the pairs' numbers first: a start tells both where a pair lies and how it is divided.
+        pairs = pack_conversations(units.lengths[chosen], max_length, np.arange(len(chosen)))
+        order = chosen[pairs.piece_starts]
+        first = units.column("first_length")[order]
+        starts = np.stack([units.starts[order], units.starts[order] + first], axis=1).ravel()
+        lengths = np.stack([first, units.lengths[order] - first], axis=1).ravel()
+        return PackingPlan(starts, lengths, pairs.row_pieces * 2, max_length)
+
+
+class PromptDataset(Dataset):
+    """Prompts for reinforcement learning: conversations whose last assistant message is taken off, to be generated.
+
+    An item holds
+        input_ids  (P,) int64, the prompt, an assistant turn opened at its end
+        labels     (P,) int64, all -100: nothing in a prompt is supervised
+        messages   the prompt's messages, tools beside them
+        tools      tool schemas, or None
+        reference  the message that was taken off, or None
+        extra      what else the row holds, for rewards, such as "gt"
+
+    Args:
+        data_path: conversations in any known format.
+        tokenizer: with a chat template.
+        max_length: longest prompt; longer ones are left out and counted.
+        open_thinking: as in `dataset.chat.render_prompt`.
+        strict, part, text_as, say: as for `MixtureDataset`.
+
+    Raises:
+        ValueError: no usable prompt, or too many bad rows.
+    """
 
     def __init__(
         self,
         data_path: DataPath,
         tokenizer: PreTrainedTokenizerBase,
         max_length: int = 512,
-        packing: bool = True,
+        open_thinking: bool | None = None,
         strict: bool = False,
         part: Part = "all",
-        text_as: Literal["file", "paragraph"] = "file",
-        seed: int = 0,
         say: Say | None = print,
     ):
-        super().__init__(
-            data_path, tokenizer, max_length, packing, strict=strict, part=part, text_as=text_as, seed=seed, say=say
-        )
+        reader = RowReader(data_path, strict, say=say)
+        self.items: list[dict[str, Any]] = []
+        self.summary = DataSummary()
+        digest = hashlib.sha256(json.dumps([max_length, open_thinking]).encode())
+        for row in split_held_out(reader, part):
+            try:
+                item = _prompt_item(row.value, tokenizer, open_thinking)
+            except ValueError as error:
+                reader.reject(row, str(error))
+                continue
+            if len(item["input_ids"]) > max_length:
+                add_counts(self.summary.skipped, {"prompt longer than the window": 1})
+                continue
+            self.items.append(item)
+            digest.update(item["input_ids"].numpy())
+        reader.check()
+        self.summary.rows_read, self.summary.bad_rows = reader.bad_rows.rows_read, reader.bad_rows.count
+        self.summary.rows = self.summary.conversations = len(self.items)
+        self.summary.tokens = sum(len(item["input_ids"]) for item in self.items)
+        self.summary.fingerprint = digest.hexdigest()
+        if not self.items and part != "validation":
+            reasons = "".join(f"; {count:,} {reason}" for reason, count in self.summary.skipped.items())
+            raise ValueError(f"{', '.join(reader.paths)}: no usable prompt{reasons}")
 
-    def _pack(self, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
-        if not packing:
-            return super()._pack(units, chosen, max_length, packing)
-        starts = (np.cumsum(units.lengths) - units.lengths)[chosen]
-        return pack_documents(units.lengths[chosen], max_length, starts)
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.items[index]
 
 
-def _complete(
-    summary: DataSummary, units: Units, chosen: np.ndarray, plan: PackingPlan, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def _prompt_item(
+    value: dict[str, Any], tokenizer: PreTrainedTokenizerBase, open_thinking: bool | None
+) -> dict[str, Any]:
+    messages, tools = messages_from_row(value)
+    reference = messages.pop() if messages[-1]["role"] == "assistant" else None
+    if not messages:
+        raise ValueError("the conversation has no message before the answer")
+    ids = torch.tensor(render_prompt(messages, tokenizer, tools, open_thinking), dtype=torch.int64)
+    known = {"conversations", "messages", "tools", "system", "question", "prompt", "completion", "instruction", "input"}
+    return {
+        "input_ids": ids,
+        "labels": torch.full_like(ids, IGNORED_LABEL),
+        "messages": messages,
+        "tools": tools,
+        "reference": reference,
+        "extra": {key: content for key, content in value.items() if key not in known},
+    }
+
+
+def _select(
+    units: Units, part: Part, only: Literal["document", "conversation"] | None, dedup: bool, summary: DataSummary
+) -> np.ndarray:
+    """(K,) indices of the units that are taken, in order."""
+    chosen = np.arange(len(units.lengths))
+    if part != "all":
+        chosen = chosen[units.column("held_out") == (part == "validation")]
+    if only is not None:
+        chosen = chosen[units.column("is_document")[chosen] == (only == "document")]
+    if dedup:
+        first = np.sort(np.unique(units.column("row_hash")[chosen], return_index=True)[1])
+        summary.duplicates = len(chosen) - len(first)
+        chosen = chosen[first]
+    return chosen
+
+
+def _complete(summary: DataSummary, units: Units, chosen: np.ndarray, plan: PackingPlan) -> None:
     """Fill in the counts that follow from the plan, and the fingerprint."""
-    summary.documents = int(units.is_document[chosen].sum())
+    summary.documents = int(units.column("is_document")[chosen].sum())
     summary.conversations = len(chosen) - summary.documents
     summary.rows, summary.fill_rate, summary.tokens = plan.num_rows, plan.fill_rate, int(plan.piece_lengths.sum())
-    # Per piece the targets behind its first token; the extra False makes an end of the array a valid index.
-    edges = np.stack([plan.piece_starts + 1, plan.piece_starts + plan.piece_lengths], axis=1).ravel()
-    if len(edges):
-        trained = np.append(units.trained, False)
-        summary.supervised_tokens = int(np.add.reduceat(trained, edges, dtype=np.int64)[::2].sum())
-        sizes = np.append(token_byte_lengths(tokenizer).numpy()[units.tokens], 0)
-        unit_starts = np.append(0, np.cumsum(units.lengths))[:-1]
-        summary.bytes = int(np.add.reduceat(sizes, unit_starts, dtype=np.int64)[chosen].sum())
-    digest = hashlib.sha256(json.dumps([plan.max_length, str(units.tokens.dtype)]).encode())
-    for array in (units.tokens, units.trained, plan.piece_starts, plan.piece_lengths, plan.row_pieces):
+    # Every target of a unit is in exactly one piece, however documents are cut.
+    summary.supervised_tokens = int(units.column("supervised")[chosen].sum())
+    summary.bytes = int(units.column("bytes")[chosen].sum())
+    content = [plan.max_length, [source.fingerprint for source in units.sources]]
+    digest = hashlib.sha256(json.dumps(content).encode())
+    for array in (plan.piece_starts, plan.piece_lengths, plan.row_pieces):
         digest.update(np.ascontiguousarray(array))
     summary.fingerprint = digest.hexdigest()

@@ -67,38 +67,42 @@ def pack_documents(
     """
     lengths = _check(lengths, max_length)
     starts = _starts_of(lengths) if starts is None else starts
-    return _plan(*_pour(lengths, starts, [], max_length), max_length)
+    if not len(lengths):
+        return _plan([], [], [0], max_length)
+    # Seen as one stream of documents, one behind the other: a row that ends inside a document is followed by one that
+    # begins with its last token, so rows begin every max_length - 1 tokens. Where a row ends with a document, nothing
+    # is repeated, and all later rows begin one token later.
+    firsts, total, step = _starts_of(lengths), int(lengths.sum()), max_length - 1
+    delays: list[int] = []
+    due = 1 % step
+    for first, rest in zip(firsts.tolist(), (firsts % step).tolist(), strict=True):
+        if rest == due and first >= max_length + len(delays):
+            delays.append(first)
+            due = (len(delays) + 1) % step
+    numbers = np.arange(-(-total // step))
+    delayed_rows = (np.array(delays, dtype=np.int64) - np.arange(1, len(delays) + 1)) // step
+    row_starts = numbers * step + np.searchsorted(delayed_rows, numbers, side="right")
+    row_starts = row_starts[: 1 + np.count_nonzero(row_starts + max_length < total)]
 
+    # Pieces begin where a document or a row does, and end one token behind the next row's beginning where that is
+    # inside a document.
+    begins = np.sort(np.concatenate([firsts, row_starts]), kind="stable")  # two sorted runs: merged in linear time
+    begins = begins[np.append(True, begins[1:] > begins[:-1])]
+    document = np.searchsorted(firsts, begins, side="right") - 1
+    inside = np.append(document[1:] == document[:-1], False)
+    piece_lengths = np.append(begins[1:], total) + inside - begins
+    row_pieces = np.append(np.searchsorted(begins, row_starts), len(begins))
+    piece_starts = starts[document] + begins - firsts[document]
 
-def _pour(
-    lengths: np.ndarray, starts: np.ndarray, gaps: Sequence[int], max_length: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Cut documents to fill first the gaps (free slots, at least 2 each) and then new rows.
-
-    Returns:
-        Starts and lengths of the pieces, and the number of the first piece of each gap or row, with their count behind.
-    """
-    piece_starts: list[int] = []
-    piece_lengths: list[int] = []
-    first_pieces = [0]
-    free = gaps[0] if gaps else max_length
-    for start, rest in zip(starts.tolist(), lengths.tolist(), strict=True):
-        while rest > 1:
-            take = min(rest, free)
-            if free - take == 1 and take > 2:
-                take -= 1
-            piece_starts.append(start)
-            piece_lengths.append(take)
-            free -= take
-            start += take - 1
-            rest -= take - 1
-            if free < 2:
-                number = len(first_pieces)
-                first_pieces.append(len(piece_starts))
-                free = gaps[number] if number < len(gaps) else max_length
-    if first_pieces[-1] < len(piece_starts):
-        first_pieces.append(len(piece_starts))
-    return piece_starts, piece_lengths, first_pieces
+    # A row that ends one slot early, because a document's first token alone would be no use there.
+    row_lengths = np.add.reduceat(piece_lengths, row_pieces[:-1])
+    last = row_pieces[1:][row_lengths == max_length - 1] - 1
+    last = last[piece_lengths[last] > 2]
+    tail_starts = (piece_starts + piece_lengths - 2)[last]
+    piece_lengths[last] -= 1
+    piece_starts = np.insert(piece_starts, last + 1, tail_starts)
+    piece_lengths = np.insert(piece_lengths, last + 1, 2)
+    return _plan(piece_starts, piece_lengths, row_pieces + np.searchsorted(last, row_pieces), max_length)
 
 
 def pack_mixture(
@@ -118,14 +122,43 @@ def pack_mixture(
     row_of_base = np.repeat(np.arange(base.num_rows), np.diff(base.row_pieces))
     free = max_length - np.bincount(row_of_base, weights=base.piece_lengths, minlength=base.num_rows).astype(np.int64)
     with_gap = np.flatnonzero(free >= max(max_length // 8, 2))
-    starts, lengths, first_pieces = _pour(_check(long[0], max_length), long[1], free[with_gap].tolist(), max_length)
-    used = len(first_pieces) - 1
-    rows = np.concatenate([with_gap, np.arange(base.num_rows, base.num_rows + max(used - len(with_gap), 0))])[:used]
-    row_of_piece = np.concatenate([row_of_base, np.repeat(rows, np.diff(first_pieces))]).astype(np.int64)
+    gap_of_piece, starts, lengths, rest = _fill_gaps(_check(long[0], max_length), long[1], free[with_gap].tolist())
+    row_of_piece = np.concatenate([row_of_base, with_gap[gap_of_piece]]).astype(np.int64)
     by_row = np.argsort(row_of_piece, kind="stable")
     row_pieces = np.concatenate([[0], np.cumsum(np.bincount(row_of_piece, minlength=base.num_rows))])
-    all_starts, all_lengths = np.append(base.piece_starts, starts), np.append(base.piece_lengths, lengths)
-    return _plan(all_starts[by_row], all_lengths[by_row], row_pieces, max_length)
+    more = pack_documents(rest[0], max_length, rest[1])
+    return _plan(
+        np.append(np.append(base.piece_starts, starts)[by_row], more.piece_starts),
+        np.append(np.append(base.piece_lengths, lengths)[by_row], more.piece_lengths),
+        np.append(row_pieces, row_pieces[-1] + more.row_pieces[1:]),
+        max_length,
+    )
+
+
+def _fill_gaps(
+    lengths: np.ndarray, starts: np.ndarray, gaps: list[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Cut documents to fill gaps of at least 2 free slots, in order.
+
+    Returns:
+        The gap, start and length of each piece, and (lengths, starts) of what is left of the documents.
+    """
+    pieces: list[tuple[int, int, int]] = []
+    rests, begins = lengths.tolist(), starts.tolist()
+    number = gap = 0
+    while number < len(rests) and gap < len(gaps):
+        take = min(rests[number], gaps[gap])
+        if gaps[gap] - take == 1 and take > 2:
+            take -= 1
+        pieces.append((gap, begins[number], take))
+        gaps[gap] -= take
+        begins[number] += take - 1
+        rests[number] -= take - 1
+        number += rests[number] == 1
+        gap += gaps[gap] < 2
+    gap_of_piece, piece_starts, piece_lengths = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
+    rest = np.array(rests[number:], dtype=np.int64), np.array(begins[number:], dtype=np.int64)
+    return gap_of_piece, piece_starts, piece_lengths, rest
 
 
 def cut_documents(
@@ -166,56 +199,79 @@ def pack_conversations(
     lengths = _check(lengths, max_length)
     assert not len(lengths) or lengths.max() <= max_length, "a conversation longer than the row"
     starts = _starts_of(lengths) if starts is None else starts
-    waiting = _Waiting(lengths.tolist(), max_length)
-    order: list[int] = []
-    row_pieces = [0]
+    waiting = _Waiting(lengths, max_length)
+    order: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
+    sizes: list[int] = []
     while waiting.present:
-        order.append(waiting.take(waiting.longest(max_length)))
-        free = max_length - int(lengths[order[-1]])
-        while free:
-            completing = waiting.completing(free) or [waiting.longest(free)]
-            if not completing[0]:
-                break
-            order += [waiting.take(length) for length in completing]
-            free -= sum(completing)
-        row_pieces.append(len(order))
-    return _plan(starts[order], lengths[order], row_pieces, max_length)
+        row = waiting.choose_row()
+        rows = waiting.take_rows(row)
+        order.append(rows.ravel())
+        sizes += [len(row)] * len(rows)
+    flat = np.concatenate(order)
+    return _plan(starts[flat], lengths[flat], np.cumsum([0, *sizes]), max_length)
 
 
 class _Waiting:
-    """Conversations that have no row yet, by length, with the lengths present as the bits of an integer.
+    """Conversations that have no row yet: how many of each length, with the lengths present as the bits of an integer.
 
     `mirror` has bit max_length - n where `present` has bit n, so that the lengths a for which both a and free - a are
     present are one shift and one "and" away.
     """
 
-    def __init__(self, lengths: list[int], max_length: int):
+    def __init__(self, lengths: np.ndarray, max_length: int):
         self.max_length = max_length
-        self.by_length: dict[int, list[int]] = {}
-        for index in reversed(range(len(lengths))):
-            self.by_length.setdefault(lengths[index], []).append(index)
-        self.present = sum(1 << length for length in self.by_length)
-        self.mirror = sum(1 << (max_length - length) for length in self.by_length)
+        # The numbers of the conversations of each length, first to last, are consecutive in `by_length`.
+        self.by_length = np.argsort(lengths, kind="stable")
+        self.left = np.bincount(lengths, minlength=max_length + 1).tolist()
+        self.next = (np.cumsum(self.left) - self.left).tolist()
+        self.present = sum(1 << length for length, count in enumerate(self.left) if count)
+        self.mirror = sum(1 << (max_length - length) for length, count in enumerate(self.left) if count)
 
-    def take(self, length: int) -> int:
-        """Remove and return the first one of this length."""
-        indices = self.by_length[length]
-        index = indices.pop()
-        if not indices:
-            self.present ^= 1 << length
-            self.mirror ^= 1 << (self.max_length - length)
-        return index
+    def choose_row(self) -> list[int]:
+        """Lengths that make the next row; they are taken out of the counts, but their conversations are not yet."""
+        row: list[int] = []
+        free = self.max_length
+        chosen = [self._longest(free)]
+        while chosen[0]:
+            for length in chosen:
+                self._take(length, 1)
+            row += chosen
+            free -= sum(chosen)
+            chosen = (self._completing(free) or [self._longest(free)]) if free else [0]
+        return row
 
-    def longest(self, free: int) -> int:
+    def take_rows(self, row: list[int]) -> np.ndarray:
+        """(N, len(row)) conversations of N rows of the chosen lengths: as many as would be chosen one after another.
+
+        The same row would be chosen again as long as no length in it comes close to running out.
+        """
+        uses = {length: row.count(length) for length in row}
+        more = max(min((self.left[length] - 2) // count for length, count in uses.items()), 0)
+        rows = np.empty((1 + more, len(row)), dtype=np.int64)
+        for length, count in uses.items():
+            self._take(length, more * count)
+            first = self.next[length]
+            self.next[length] += (1 + more) * count
+            taken = self.by_length[first : self.next[length]].reshape(1 + more, count)
+            rows[:, [position for position, other in enumerate(row) if other == length]] = taken
+        return rows
+
+    def _take(self, length: int, count: int) -> None:
+        self.left[length] -= count
+        if not self.left[length]:
+            self.present &= ~(1 << length)
+            self.mirror &= ~(1 << (self.max_length - length))
+
+    def _longest(self, free: int) -> int:
         """The longest length present that is at most `free`, or 0."""
         return max((self.present & ((2 << free) - 1)).bit_length() - 1, 0)
 
-    def completing(self, free: int) -> list[int]:
+    def _completing(self, free: int) -> list[int]:
         """One or two lengths present that add up to `free`, or none."""
         if self.present >> free & 1:
             return [free]
         pairs = self.present & (self.mirror >> (self.max_length - free))
-        if free % 2 == 0 and len(self.by_length.get(free // 2, ())) < 2:
+        if free % 2 == 0 and self.left[free // 2] < 2:
             pairs &= ~(1 << (free // 2))
         if not pairs:
             return []

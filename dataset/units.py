@@ -1,268 +1,317 @@
-"""Rows to tokens: documents and conversations, one behind the other in one flat array.
+"""Rows to tokens: documents, conversations and preference pairs, one behind the other in one flat array.
 
-The array has 16 bits a token where the vocabulary allows it.
+A unit is what packing keeps together: a document, a conversation, or both sides of a pair.
 """
 
 import dataclasses
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from dataset.chat import Conversation, RenderedChat, chat_renderer, plain_encoder, trim_to_window
-from dataset.formats import messages_from_row, row_kind, text_from_row
-from dataset.sources import Part, Row, Source, read_rows, split_held_out
+from dataset.chat import Conversation, RenderedChat, chat_renderer, plain_encoder, trim_pair, trim_to_window
+from dataset.formats import messages_from_row, pair_from_row, row_kind, text_from_row, words_of
+from dataset.readers import Row
+from dataset.sources import is_held_out, row_hash
+from dataset.text_statistics import text_statistics
+from dataset.token_bytes import token_byte_lengths
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 1_000_000
-QUIET_SECONDS = 2.0
+STRETCH_CHARACTERS = 100_000
+CUT = re.compile(r"\n(?=\S)")
 
-Say = Callable[[str], None]
-Kind = Literal["document", "conversation", "both"]
+Reasoning = Literal["keep", "drop", "empty"]
+Kind = Literal["document", "conversation", "both", "pair"]
+
+UNIT = np.dtype(
+    [
+        ("start", "<i8"),  # index of its first token in the flat array
+        ("length", "<i8"),  # tokens
+        ("first_length", "<i8"),  # tokens of a pair's chosen side; 0 for other units
+        ("supervised", "<i8"),  # tokens that may be targets; a piece's first token never is
+        ("bytes", "<i8"),  # UTF-8 bytes behind the tokens; control tokens have none
+        ("characters", "<i8"),  # of the row's text, control tokens apart
+        ("row_hash", "<u8"),
+        ("is_document", "?"),
+        ("held_out", "?"),  # belongs to the validation part, where the source has one
+        ("language", "u1"),  # index into text_statistics.LANGUAGES
+    ]
+)
 
 
-@dataclasses.dataclass
-class DataSummary:
-    """What a data set is made of.
+@dataclasses.dataclass(frozen=True)
+class UnitOptions:
+    """What decides how rows become tokens.
 
     Attributes:
-        rows_read, bad_rows: rows of the files, and those that could not be used.
-        skipped: conversations left out, by reason.
-        shortened: conversations longer than the window, of which the last turns are kept.
-        documents, conversations: how many of each are in the rows.
-        tokens: tokens in the rows, padding apart; those of documents cut by a row's end count once more.
-        supervised_tokens: tokens with a label.
-        bytes: UTF-8 bytes of the text behind the tokens (control tokens have none).
-        rows, fill_rate: packed rows, and the share of their slots that hold a token.
-        passes: by source, how often the mixture goes through it.
-        fingerprint: sha256 of the rows' content.
+        kinds: what rows become; as "document", chat rows give their words; as "conversation", text rows are bad; "both"
+            by the row's form; "pair": a chosen and a rejected conversation.
+        max_length: conversations and pairs are shortened to it; documents are not.
+        train_on: which assistant turns are supervised.
+        loss_on: "assistant", or "all" tokens of conversations. Documents are always supervised whole.
+        reasoning: "keep" the assistant's reasoning where there is some, "drop" it, or "empty": drop it and show the
+            empty block of a prompt with thinking turned off, which is not trained.
+
+    Raises:
+        ValueError: an unknown value, or a window without room.
     """
 
-    rows_read: int = 0
-    bad_rows: int = 0
-    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    shortened: int = 0
-    documents: int = 0
-    conversations: int = 0
-    tokens: int = 0
-    supervised_tokens: int = 0
-    bytes: int = 0
-    rows: int = 0
-    fill_rate: float = 0.0
-    passes: dict[str, float] = dataclasses.field(default_factory=dict)
-    fingerprint: str = ""
+    kinds: Kind
+    max_length: int
+    train_on: Literal["all", "last"] = "all"
+    loss_on: Literal["all", "assistant"] = "assistant"
+    reasoning: Reasoning = "keep"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for run.json."""
-        return dataclasses.asdict(self)
+    def __post_init__(self) -> None:
+        if self.max_length < 4:
+            raise ValueError(f"max_length {self.max_length} is too short for a row; use at least 4")
+        choices = {
+            "train_on": (self.train_on, ("all", "last")),
+            "loss_on": (self.loss_on, ("all", "assistant")),
+            "reasoning": (self.reasoning, ("keep", "drop", "empty")),
+        }
+        for name, (value, known) in choices.items():
+            if value not in known:
+                raise ValueError(f"{name}={value!r} must be {' or '.join(map(repr, known))}")
 
 
 @dataclasses.dataclass
-class Units:
-    """Tokenised documents and conversations, one behind the other.
+class UnitBatch:
+    """Units of some rows, and account of the rows that gave none.
 
     Attributes:
         tokens: (N,) uint16 or uint32.
         trained: (N,) bool, whether a token may be a target.
-        lengths: (U,) int64 tokens of each unit.
-        is_document: (U,) bool; the others are conversations.
-        source: (U,) int64, index of the source that it comes from.
+        table: (U,) of dtype `UNIT`, a record a unit, in order.
+        rows_read: rows that were looked at.
+        rejected: (path, line, reason) of rows that cannot be used.
+        skipped: conversations left out, by reason.
+        shortened: conversations longer than the window, of which the last turns are kept.
     """
 
     tokens: np.ndarray
     trained: np.ndarray
-    lengths: np.ndarray
-    is_document: np.ndarray
-    source: np.ndarray
+    table: np.ndarray
+    rows_read: int = 0
+    rejected: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    shortened: int = 0
 
 
-class UnitCollector:
-    """Turns rows into `Units`, a chunk of rows at a time.
+def token_dtype(vocabulary: int) -> np.dtype:
+    """16 bits a token where the vocabulary allows it."""
+    return np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
 
-    Args:
-        tokenizer: whose ids are written.
-        max_length: conversations are shortened to it.
-        kinds: what rows become; as "document", chat rows give their words; as "conversation", text rows are bad; "both"
-            by the row's form.
-        train_on: which assistant turns are supervised.
-        loss_on: "assistant", or "all" tokens of conversations. Documents are always supervised whole.
-        say: prints a progress line when it takes long; None for silence.
-        only: the kind that is kept; rows of the other are passed over.
-    """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-        kinds: Kind,
-        train_on: Literal["all", "last"],
-        loss_on: Literal["all", "assistant"],
-        say: Say | None,
-        only: Literal["document", "conversation"] | None = None,
-    ):
-        if loss_on not in ("all", "assistant"):
-            raise ValueError(f"loss_on={loss_on!r} must be 'all' or 'assistant'")
-        if max_length < 4:
-            raise ValueError(f"max_length {max_length} is too short for a row; use at least 4")
-        if only not in (None, "document", "conversation"):
-            raise ValueError(f"only={only!r} must be 'document', 'conversation' or None")
-        self.max_length, self.kinds, self.only, self.say = max_length, kinds, only, say
-        self.train_on, self.loss_on = train_on, loss_on
-        self.dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+def separator_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token at both ends of a document: padding, or the end of text where a vocabulary has none."""
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+class UnitMaker:
+    """Makes units out of rows with one tokenizer, in this process."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, options: UnitOptions):
+        self.options = options
+        self.dtype = token_dtype(len(tokenizer))
         self.encoder = plain_encoder(tokenizer)
-        self.renderer = None if kinds == "document" else chat_renderer(tokenizer)
+        self.renderer = None if options.kinds == "document" else chat_renderer(tokenizer)
+        self.token_bytes = token_byte_lengths(tokenizer).numpy()
         # A document has <|endoftext|> at both ends. The last teaches the model to stop; the first is there because a
         # document's first token is never a target: without it the model would not learn how documents begin, and the
         # first word's bytes would be missing from bits per byte. One token of a document is the price. It is one token
         # for both ends, and not the chat's <|im_start|> and <|im_end|>, so that a base model that ends a document does
         # not end a turn, and a prompt can be begun the same way.
-        self.separator = tokenizer.pad_token_id
-        self.summary = DataSummary()
-        self.started = self.reported = time.perf_counter()
-        self.num_tokens = 0
-        self.chunks: list[tuple[np.ndarray, np.ndarray]] = []
-        self.lengths: list[int] = []
-        self.is_document: list[bool] = []
-        self.source: list[int] = []
+        self.separator = separator_id(tokenizer)
 
-    def add_source(
-        self, index: int, source: Source, strict: bool, text_as: Literal["file", "paragraph"], part: Part
-    ) -> None:
-        """Read, tokenise and keep every usable row of a source.
+    def empty(self) -> UnitBatch:
+        """A batch without units."""
+        return UnitBatch(np.empty(0, self.dtype), np.empty(0, bool), np.empty(0, UNIT))
 
-        Raises:
-            ValueError: a file that cannot be read, or too many bad rows.
+    def make(self, rows: Iterable[tuple[str, int, dict[str, Any] | str]], held_out: bool | None = None) -> UnitBatch:
+        """Units of (path, line, row) triples; a string in a row's place says why it is bad.
+
+        Args:
+            rows: as `dataset.readers.parse_block` gives them, with their file.
+            held_out: the part that the rows belong to; None decides by each row's hash.
         """
-        reader = read_rows(source.path, strict=strict, text_as=text_as, say=self.say)
-        for chunk in _chunks(split_held_out(reader, part)):
-            texts: list[str] = []
-            conversations: list[tuple[Row, Conversation]] = []
-            for row in chunk:
-                try:
-                    is_document = self._is_document(row.value)
-                    if self.only is not None and is_document != (self.only == "document"):
-                        continue
-                    if is_document:
-                        texts.append(text_from_row(row.value))
-                    else:
-                        conversations.append((row, _conversation_of(row.value)))
-                except ValueError as error:
-                    reader.reject(row, str(error))
-            self._add_documents(texts, index)
-            self._add_conversations(conversations, index, reader.reject)
-            self._report()
-        reader.check()
-        self.summary.rows_read += reader.rows_read
-        self.summary.bad_rows += reader.bad_rows
+        return join_batches([self.empty(), *(self._make_chunk(chunk, held_out) for chunk in _chunks(rows))])
+
+    def _make_chunk(self, rows: list[Row], held_out: bool | None) -> UnitBatch:
+        batch = dataclasses.replace(self.empty(), rows_read=len(rows))
+        documents: list[tuple[Row, str]] = []
+        chats: list[tuple[Row, list[Conversation]]] = []
+        for row in rows:
+            try:
+                if isinstance(row.value, str):
+                    raise ValueError(row.value)
+                if self._is_document(row.value):
+                    documents.append((row, text_from_row(row.value)))
+                else:
+                    chats.append((row, self._conversations_of(row.value)))
+            except ValueError as error:
+                batch.rejected.append((row.path, row.line, str(error)))
+        units = [*self._encode(documents), *self._render(chats, batch)]
+        if units:
+            batch.tokens = np.fromiter(itertools.chain.from_iterable(unit.ids for unit in units), dtype=self.dtype)
+            batch.trained = np.concatenate([unit.trained for unit in units])
+            batch.table = self._describe(units, batch, held_out)
+        return batch
 
     def _is_document(self, value: dict[str, Any]) -> bool:
-        kind = row_kind(value)
-        if self.kinds == "conversation" and kind == "text":
+        kind, kinds = row_kind(value), self.options.kinds
+        if (kinds == "pair") != (kind == "pair"):
+            expected = "pairs" if kinds == "pair" else {"both": "documents or conversations"}.get(kinds, kinds + "s")
+            raise ValueError(f"its keys make it a {kind} row; here {expected} are expected")
+        if kinds == "conversation" and kind == "text":
             raise ValueError("a {'text'} row is a document; here conversations are expected")
-        return self.kinds == "document" or kind == "text"
+        return kinds == "document" or kind == "text"
 
-    def _add_documents(self, texts: list[str], source: int) -> None:
-        encoded = self.encoder.encode_batch_fast(texts, add_special_tokens=False) if texts else []
-        units = [[self.separator, *encoding.ids, self.separator] for encoding in encoded]
-        self._keep(units, [np.ones(len(unit), dtype=bool) for unit in units], True, source)
+    def _conversations_of(self, value: dict[str, Any]) -> list[Conversation]:
+        """The row's conversation, or both sides of its pair, chosen first."""
+        sides = list(pair_from_row(value)) if self.options.kinds == "pair" else [messages_from_row(value)]
+        for messages, _ in sides:
+            if not any(message["role"] == "assistant" for message in messages):
+                raise ValueError("the conversation has no assistant message, so there is nothing to learn from it")
+        return [apply_reasoning_rule(side, self.options.reasoning) for side in sides]
 
-    def _add_conversations(
-        self, conversations: list[tuple[Row, Conversation]], source: int, reject: Callable[[Row, str], None]
-    ) -> None:
-        if not conversations:
-            return
-        kept = []
-        for (row, _), chat in zip(conversations, self._render(conversations), strict=True):
-            if isinstance(chat, str):
-                reject(row, chat)
+    def _encode(self, documents: list[tuple[Row, str]]) -> Iterator["_Unit"]:
+        stretches = [stretches_of(text) for _, text in documents]
+        flat = [stretch for parts in stretches for stretch in parts]
+        encoded = iter(self.encoder.encode_batch_fast(flat, add_special_tokens=False) if flat else ())
+        for (row, text), parts in zip(documents, stretches, strict=True):
+            ids = [self.separator]
+            for encoding in itertools.islice(encoded, len(parts)):
+                ids += encoding.ids
+            ids.append(self.separator)
+            yield _Unit(row, text, ids, np.ones(len(ids), dtype=bool), is_document=True, first_length=0)
+
+    def _render(self, chats: list[tuple[Row, list[Conversation]]], batch: UnitBatch) -> Iterator["_Unit"]:
+        rendered = iter(self._render_all([side for _, sides in chats for side in sides]))
+        for row, sides in chats:
+            results = list(itertools.islice(rendered, len(sides)))
+            refused = next((result for result in results if isinstance(result, str)), None)
+            if refused is not None:
+                batch.rejected.append((row.path, row.line, refused))
                 continue
-            fitting = trim_to_window(chat, self.max_length)
+            trim = trim_pair if self.options.kinds == "pair" else trim_to_window
+            fitting = trim(*results, self.options.max_length)
             if isinstance(fitting, str):
-                self.summary.skipped[fitting] = self.summary.skipped.get(fitting, 0) + 1
-            else:
-                self.summary.shortened += fitting is not chat
-                kept.append(fitting)
-        if self.loss_on == "all":
-            masks = [np.ones(len(chat.input_ids), dtype=bool) for chat in kept]
-        else:
-            masks = [np.array(chat.assistant_mask, dtype=bool) for chat in kept]
-        self._keep([chat.input_ids for chat in kept], masks, False, source)
+                batch.skipped[fitting] = batch.skipped.get(fitting, 0) + 1
+                continue
+            kept = list(fitting) if isinstance(fitting, tuple) else [fitting]
+            batch.shortened += kept[0] is not results[0]
+            ids = [token for chat in kept for token in chat.input_ids]
+            trained = np.ones(len(ids), dtype=bool)
+            if self.options.loss_on == "assistant":
+                trained = np.array([mask for chat in kept for mask in chat.assistant_mask], dtype=bool)
+            text = "\n".join(words_of(messages) for messages, _ in sides)
+            first_length = len(kept[0].input_ids) if len(kept) == 2 else 0
+            yield _Unit(row, text, ids, trained, is_document=False, first_length=first_length)
 
-    def _render(self, conversations: list[tuple[Row, Conversation]]) -> list[RenderedChat | str]:
+    def _render_all(self, conversations: list[Conversation]) -> list[RenderedChat | str]:
         """Rendered conversations; a string in place of one says why the template refused it."""
+        if not conversations:
+            return []
         try:
-            normalised = [conversation for _, conversation in conversations]
-            return list(self.renderer.render_many(normalised, train_on=self.train_on))
+            open_thinking = False if self.options.reasoning == "empty" else None
+            return self.renderer.render_many(conversations, open_thinking=open_thinking, train_on=self.options.train_on)
         except ValueError as error:
             if len(conversations) == 1:
                 return [str(error)]
-            return [result for one in conversations for result in self._render([one])]
+            return [result for one in conversations for result in self._render_all([one])]
 
-    def _keep(self, units: list[list[int]], masks: list[np.ndarray], is_document: bool, source: int) -> None:
-        if not units:
-            return
-        tokens = np.fromiter(itertools.chain.from_iterable(units), dtype=self.dtype)
-        self.chunks.append((tokens, np.concatenate(masks)))
-        self.lengths += [len(unit) for unit in units]
-        self.is_document += [is_document] * len(units)
-        self.source += [source] * len(units)
-        self.num_tokens += len(tokens)
-
-    def _report(self) -> None:
-        now = time.perf_counter()
-        if self.say and now - self.reported > QUIET_SECONDS:
-            self.reported = now
-            rate = self.num_tokens / (now - self.started)
-            self.say(f"tokenising: {len(self.lengths):,} rows, {self.num_tokens:,} tokens, {rate:,.0f} tokens/s")
-
-    def finish(self) -> Units:
-        """All that was added."""
-        tokens = np.concatenate([np.empty(0, self.dtype), *[tokens for tokens, _ in self.chunks]])
-        trained = np.concatenate([np.empty(0, bool), *[trained for _, trained in self.chunks]])
-        lengths = np.array(self.lengths, dtype=np.int64)
-        is_document, source = np.array(self.is_document, dtype=bool), np.array(self.source, dtype=np.int64)
-        return Units(tokens, trained, lengths, is_document, source)
+    def _describe(self, units: list["_Unit"], batch: UnitBatch, held_out: bool | None) -> np.ndarray:
+        """The table of a chunk whose tokens are in place."""
+        table = np.zeros(len(units), dtype=UNIT)
+        table["length"] = [len(unit.ids) for unit in units]
+        table["first_length"] = [unit.first_length for unit in units]
+        table["start"] = starts = np.cumsum(table["length"]) - table["length"]
+        table["bytes"] = np.add.reduceat(self.token_bytes[batch.tokens], starts)
+        # Nothing precedes a unit's first token, nor that of a pair's second side: neither is ever a target.
+        seconds = starts + table["first_length"]
+        table["supervised"] = np.add.reduceat(batch.trained, starts, dtype=np.int64) - batch.trained[starts]
+        table["supervised"] -= batch.trained[seconds] & (table["first_length"] > 0)
+        table["row_hash"] = [row_hash(unit.row.value) for unit in units]
+        table["is_document"] = [unit.is_document for unit in units]
+        by_hash = [is_held_out(int(value)) for value in table["row_hash"]]
+        table["held_out"] = by_hash if held_out is None else held_out
+        statistics = [text_statistics(unit.text) for unit in units]
+        table["characters"] = [one.characters for one in statistics]
+        table["language"] = [one.language for one in statistics]
+        return table
 
 
-def _conversation_of(value: dict[str, Any]) -> Conversation:
-    conversation = messages_from_row(value)
-    if not any(message["role"] == "assistant" for message in conversation[0]):
-        raise ValueError("the conversation has no assistant message, so there is nothing to learn from it")
-    return conversation
+class _Unit(NamedTuple):
+    row: Row
+    text: str
+    ids: list[int]
+    trained: np.ndarray
+    is_document: bool
+    first_length: int
 
 
-def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def apply_reasoning_rule(conversation: Conversation, reasoning: Reasoning) -> Conversation:
+    """The conversation as the rule leaves it: without anybody's reasoning unless it is kept."""
+    messages, tools = conversation
+    if reasoning == "keep":
+        return conversation
+    kept = [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
+    return kept, tools
+
+
+def stretches_of(text: str) -> list[str]:
+    """Cut a long text so that its stretches are encoded side by side, into the same tokens as the whole.
+
+    A cut is made behind a line break that no white space follows: there every split pattern of the GPT-2 family, and
+    so each of the byte-level tokenizers in use, ends a word, and no character composes with a line break.
+    """
+    if len(text) <= STRETCH_CHARACTERS:
+        return [text]
+    cuts = [0]
+    while match := CUT.search(text, cuts[-1] + STRETCH_CHARACTERS):
+        cuts.append(match.end())
+    return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]
+
+
+def join_batches(batches: Sequence[UnitBatch]) -> UnitBatch:
+    """Batches, at least one, in one behind the other."""
+    behind = 0
+    for batch in batches:
+        batch.table["start"] += behind
+        behind += len(batch.tokens)
+    whole = UnitBatch(
+        tokens=np.concatenate([batch.tokens for batch in batches]),
+        trained=np.concatenate([batch.trained for batch in batches]),
+        table=np.concatenate([batch.table for batch in batches]),
+        rows_read=sum(batch.rows_read for batch in batches),
+        rejected=[bad for batch in batches for bad in batch.rejected],
+        shortened=sum(batch.shortened for batch in batches),
+    )
+    for batch in batches:
+        add_counts(whole.skipped, batch.skipped)
+    return whole
+
+
+def add_counts(total: dict[str, int], counts: dict[str, int]) -> None:
+    """Add counts by name to others, in place."""
+    for name, count in counts.items():
+        total[name] = total.get(name, 0) + count
+
+
+def _chunks(rows: Iterable[tuple[str, int, dict[str, Any] | str]]) -> Iterator[list[Row]]:
     """Rows in lists that are large enough to keep the tokenizer busy and small enough for memory."""
     chunk, characters = [], 0
-    for row in rows:
-        chunk.append(row)
-        characters += sum(len(value) for value in row.value.values() if isinstance(value, str))
+    for path, line, value in rows:
+        chunk.append(Row(value, path, line))
+        values = value.values() if isinstance(value, dict) else ()
+        characters += sum(len(part) for part in values if isinstance(part, str))
         if len(chunk) >= CHUNK_ROWS or characters >= CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0
     if chunk:
         yield chunk
-
-
-def choose_units(units: Units, weights: Sequence[float] | None, seed: int) -> tuple[np.ndarray, list[float]]:
-    """Which units a mixture holds, (K,) indices with repetitions, and how often it goes through each source.
-
-    Weights are token shares. The mixture has as many tokens as the sources together; a source that must give more
-    than it has is repeated, one that must give less is drawn from without replacement.
-    """
-    if weights is None or not len(units.lengths):
-        return np.arange(len(units.lengths)), []
-    sizes = np.bincount(units.source, weights=units.lengths, minlength=len(weights))
-    shares = [weight / sum(weights) for weight in weights]
-    passes = [float(share * sizes.sum() / size) if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
-    chosen = []
-    for index, times in enumerate(passes):
-        members = np.flatnonzero(units.source == index)
-        chosen += [members] * int(times)
-        shuffled = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, index]))).permutation(members)
-        before = np.cumsum(units.lengths[shuffled]) - units.lengths[shuffled]
-        chosen.append(np.sort(shuffled[before < (times % 1) * sizes[index] - 0.5]))
-    return np.concatenate(chosen), passes

@@ -22,7 +22,7 @@ from dataset.builtin.store import ensure_builtin_corpus
 from dataset.token_bytes import token_byte_lengths
 from dataset.formats import row_kind
 from dataset.lm_dataset import MixtureDataset, collate_rows
-from dataset.sources import parse_sources, read_rows
+from dataset.sources import RowReader, parse_sources
 from eval.bpb import evaluate_bpb
 from eval.questions import Question
 from eval.tasks import TaskReport, score_questions
@@ -54,7 +54,7 @@ def loss_data_of(paths: Sequence[str], tokenizer, window: int = WINDOW, strict: 
     data: dict[str, Dataset] = {}
     for source in parse_sources(paths):
         kinds = set()
-        for row in islice(read_rows(source.path, say=None), ROWS_LOOKED_AT):
+        for row in islice(RowReader(source.path, say=None), ROWS_LOOKED_AT):
             with contextlib.suppress(ValueError):  # a bad row is counted when the data set is made
                 kinds.add(row_kind(row.value))
         # Without any usable row the data set raises the error that lists them.

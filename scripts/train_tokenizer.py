@@ -22,7 +22,8 @@ from transformers import AutoTokenizer
 from dataset.builtin.store import ensure_builtin_corpus
 from dataset.chat import ChatTemplate
 from dataset.formats import messages_from_row, row_kind, text_from_row
-from dataset.sources import Part, read_rows, split_held_out
+from dataset.sources import Part, RowReader, split_held_out
+from dataset.text_statistics import LANGUAGES, text_statistics
 from trainer.config import ROOT, flag, parse_arguments, user_errors
 
 TEMPLATE_PATH = ROOT / "model" / "tokenizer" / "chat_template.jinja"
@@ -91,7 +92,7 @@ def documents(paths: list[str], part: Part, quiet: bool = False) -> Iterator[lis
     """The rows, one at a time, each as the stretches of text that will be encoded whole: one for a document; for a
     conversation what its template writes, the names of roles included, cut at control tokens."""
     template = ChatTemplate(TEMPLATE_PATH.read_text(encoding="utf-8"), RESERVED_TOKENS)
-    reader = read_rows(paths, say=None if quiet else print)
+    reader = RowReader(paths, say=None if quiet else print)
     for row in split_held_out(reader, part):
         try:
             if row_kind(row.value) == "text":
@@ -157,22 +158,14 @@ def tokenizer_config() -> dict:
     }  # fmt: skip
 
 
-def language_of(text: str) -> str:
-    """The language that most of the text's letters are of: "chinese", "english" (Latin letters) or "other"."""
-    chinese = sum("\u4e00" <= character <= "\u9fff" for character in text)
-    latin = sum(character.isascii() and character.isalpha() for character in text) / 4  # a word has about four letters
-    other = sum(character.isalpha() for character in text) - chinese - latin * 4
-    return max((("english", latin), ("chinese", chinese), ("other", other / 4)), key=lambda pair: pair[1])[0]
-
-
 def measure(tokenizer: Tokenizer, texts: list[list[str]]) -> dict[str, dict[str, float]]:
     """Per language and in all: documents, tokens, and bytes and characters a token."""
     totals: dict[str, list[int]] = {}
     for stretches in texts:
         encodings = tokenizer.encode_batch_fast(stretches, add_special_tokens=False)
-        text = "".join(stretches)
-        counts = (1, sum(len(encoding.ids) for encoding in encodings), len(text.encode()), len(text))
-        for name in (language_of(text), "all"):
+        text = text_statistics("".join(stretches))
+        counts = (1, sum(len(encoding.ids) for encoding in encodings), text.bytes, text.characters)
+        for name in (LANGUAGES[text.language], "all"):
             totals[name] = [total + count for total, count in zip(totals.get(name, [0] * 4), counts, strict=True)]
     return {
         name: {

@@ -82,10 +82,16 @@ class DataArguments:
         default=None, metadata={"help": "validation files; by default held-out rows of the training data"}
     )
     max_seq_len: int = flag(512, "window: tokens in a row")
-    packing: Literal[0, 1] = flag(1, "1: several documents share a row, isolated; 0: one document a row, padded")
+    packing: Literal[0, 1] = flag(1, "1: several documents share a row, isolated; 0: one a row, grouped by length")
     loss_on: Literal["all", "assistant"] = flag("assistant", "which tokens of conversations are trained")
     train_on: Literal["all", "last"] = flag("all", "which assistant turns of a conversation are trained")
+    reasoning: Literal["keep", "drop", "empty"] = flag(
+        "keep", "reasoning of the assistant; drop: left out; empty: an empty block instead, as with thinking turned off"
+    )
+    text_as: Literal["file", "paragraph"] = flag("file", "a document in a .txt file: the whole file, or each paragraph")
+    dedup: Literal[0, 1] = flag(0, "1: of training rows with the same content only the first is taken")
     strict: Literal[0, 1] = flag(0, "1: any unusable row is an error; 0: up to 5 %% are reported and left out")
+    cache_dir: str = flag(str(ROOT / "data" / "cache"), "folder where tokenised data is kept for the next start")
     num_workers: int = flag(0, "processes that load rows; 0 loads in the training process")
 
 

@@ -57,18 +57,25 @@ def _build(
 ) -> Data:
     options = {
         "max_length": arguments.max_seq_len,
-        "packing": bool(arguments.packing),
+        "train_on": arguments.train_on,
+        "reasoning": arguments.reasoning,
         "strict": bool(arguments.strict),
+        "text_as": arguments.text_as,
+        "cache_dir": arguments.cache_dir,
         "seed": seed,
     }
-    if kind is not PretrainDataset:
-        options |= {"train_on": arguments.train_on, "loss_on": arguments.loss_on}
     held_out = validation_paths is None
-    train = kind(train_paths, tokenizer, **options, part="train" if held_out else "all")
+    train = kind(
+        train_paths,
+        tokenizer,
+        **options,
+        packing=bool(arguments.packing),
+        loss_on=arguments.loss_on,
+        dedup=bool(arguments.dedup),
+        part="train" if held_out else "all",
+    )
     # Validation is always packed, always on what the assistant says, and never needs a second list of bad rows.
-    options |= {"packing": True, "say": None}
-    if "loss_on" in options:
-        options["loss_on"] = "assistant"
+    options["say"] = None
     validation = {}
     for source, validation_kind in validation_kinds.items():
         paths = train_paths if held_out else validation_paths[source]

@@ -158,6 +158,7 @@ def steps_of_epoch(run: Run) -> Iterator[tuple[list[Batch], int]]:
         seed=optimization.seed,
         epoch=run.progress.epoch,
         skip_rows=run.progress.row,
+        lengths=run.train_data.group_lengths,
     )
     loader = make_loader(run, run.train_data, sampler)
     rows_left = len(run.train_data) - run.progress.row

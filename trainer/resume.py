@@ -11,7 +11,7 @@ from trainer.engine import Progress, Run, estimate_total_steps, is_due, log_eval
 
 # A change of these makes the continuation another run: its rows, its schedule or its optimizer state no longer fit.
 BINDING = {
-    "data": ("max_seq_len", "packing", "loss_on", "train_on"),
+    "data": ("max_seq_len", "packing", "loss_on", "train_on", "reasoning", "dedup", "text_as"),
     "optimization": (
         "optimizer",
         "learning_rate",

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import platform
 import signal
 import threading
@@ -19,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dataset.chat import render_prompt
 from dataset.lm_dataset import collate_rows
+from dataset.store import tokenizer_fingerprint
 from dataset.token_bytes import token_byte_lengths
 from eval.stages import command_line
 from model.decoding import generate_tokens
@@ -161,12 +161,6 @@ def assemble(
     run.total_steps = estimate_total_steps(run)
     run.sample = lambda run: sample_answers(run, stage, tokenizer)
     return run, tokenizer, notes, table
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Changes when the tokenizer or its chat template does."""
-    content = tokenizer.backend_tokenizer.to_str() + (tokenizer.chat_template or "")
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def save_settings(run: Run) -> None:

@@ -152,20 +152,6 @@ def test_report_and_comparison(corpus, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "text, language",
-    [
-        ("The cat sat.", "english"),
-        ("猫坐着。", "chinese"),
-        ("GDP增长了三个百分点。", "chinese"),
-        ("Кошка сидит", "other"),
-        ("3+4=7", "english"),
-    ],
-)
-def test_languages(text, language):
-    assert script.language_of(text) == language
-
-
-@pytest.mark.parametrize(
     "arguments, problem",
     [
         (["--vocab_size", "291"], "--vocab_size 291 must be at least 292"),

@@ -66,6 +66,8 @@ class Summary:
 class RandomRows(torch.utils.data.Dataset):
     """Packed rows with random documents and loss masks: the number of supervised tokens differs from row to row."""
 
+    group_lengths = None
+
     def __init__(self, num_rows: int, window: int = 16, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
         self.window = window
