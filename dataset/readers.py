@@ -30,9 +30,12 @@ TextAs = Literal["file", "paragraph"]
 
 
 class Row(NamedTuple):
-    """One row and where it stands: the file, and the line (jsonl, counted from 1) or row number in it."""
+    """One row and where it stands: the file, and the line (jsonl, counted from 1) or row number in it.
 
-    value: dict[str, Any]
+    A string in the value's place says what is wrong with the row.
+    """
+
+    value: dict[str, Any] | str
     path: str
     line: int
 
@@ -103,17 +106,17 @@ def read_blocks(
     yield from blocks
 
 
-def parse_block(block: Block) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """(line, row) pairs of a block; a string in a row's place says what is wrong with it. Blank lines are no rows."""
+def parse_block(block: Block) -> Iterator[Row]:
+    """The rows of a block. Blank lines are no rows."""
     if isinstance(block.content, list):
-        yield from block.content
+        yield from (Row(value, block.path, line) for line, value in block.content)
         return
     # Bytes: one undecodable line is then one bad row, and only "\n" ends a line.
     for line, content in enumerate(block.content.split(b"\n"), start=block.start.line):
         if line == 1:
             content = content.removeprefix(b"\xef\xbb\xbf")
         if content.strip():
-            yield line, parse_line(content.rstrip())
+            yield Row(parse_line(content.rstrip()), block.path, line)
 
 
 def parse_line(line: bytes) -> dict[str, Any] | str:

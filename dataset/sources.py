@@ -161,12 +161,12 @@ class RowReader:
     def __iter__(self) -> Iterator[Row]:
         for path in self.paths:
             for block in read_blocks(path, self.text_as):
-                for line, value in parse_block(block):
+                for row in parse_block(block):
                     self.bad_rows.rows_read += 1
-                    if isinstance(value, dict):
-                        yield Row(value, path, line)
+                    if isinstance(row.value, dict):
+                        yield row
                     else:
-                        self.bad_rows.reject(path, line, value)
+                        self.bad_rows.reject(path, row.line, row.value)
 
     def reject(self, row: Row, reason: str) -> None:
         """Count a row as bad; see `BadRows.reject`."""
@@ -231,7 +231,11 @@ def split_held_out(rows: Iterable[Row], part: Part) -> Iterator[Row]:
 
 def row_hash(value: dict[str, Any]) -> int:
     """64 bits of the hash of a row's content; the order of its keys makes no difference."""
-    content = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
+    text = value.get("text")
+    if len(value) == 1 and isinstance(text, str):  # what the next line gives, three times as fast
+        content = f'{{"text": {json.encoder.encode_basestring_ascii(text)}}}'
+    else:
+        content = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8])
 
 

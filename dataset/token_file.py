@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from dataset.sources import FEW_DOCUMENTS, HELD_OUT_CHARACTERS, is_held_out
-from dataset.text_statistics import LANGUAGES
 from dataset.units import UNIT, UnitMaker
 
 CHUNK_TOKENS = 2**24
@@ -36,8 +35,7 @@ def describe_token_file(path: str, maker: UnitMaker, split: bool) -> np.ndarray:
     """(U,) of dtype `UNIT`, the documents of a file.
 
     A document reaches from the separator before it to the one that ends it, so neighbours share one. The file's first
-    document has none before it, and its first token is no target. What the tokens say is not decoded: characters are
-    not counted and the language stays unknown.
+    document has none before it, and its first token is no target.
 
     Args:
         path: the file.
@@ -64,7 +62,6 @@ def describe_token_file(path: str, maker: UnitMaker, split: bool) -> np.ndarray:
     table["supervised"] = table["length"] - 1
     table["bytes"] = _bytes_before(tokens, maker.token_bytes, stops) - _bytes_before(tokens, maker.token_bytes, starts)
     table["row_hash"], table["held_out"], table["is_document"] = hashes, held_out, True
-    table["language"] = LANGUAGES.index("unknown")
     return table
 
 

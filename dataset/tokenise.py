@@ -136,8 +136,7 @@ class _Job:
             return None
         batches = []
         for part, held_out in (("train", False), ("validation", True)):
-            triples = [(row.path, row.line, row.value) for row in split_few(rows, part)]
-            batches.append(self.maker.make(triples, held_out))
+            batches.append(self.maker.make(split_few(rows, part), held_out))
         # A document that was cut in two is still one row.
         batches[1].rows_read = reader.bad_rows.rows_read - batches[0].rows_read
         batches[1].rejected += [(bad.path, bad.line, bad.reason) for bad in reader.bad_rows.first]

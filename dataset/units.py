@@ -13,10 +13,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from dataset.chat import Conversation, RenderedChat, chat_renderer, plain_encoder, trim_pair, trim_to_window
-from dataset.formats import messages_from_row, pair_from_row, row_kind, text_from_row, words_of
+from dataset.formats import messages_from_row, pair_from_row, row_kind, text_from_row
 from dataset.readers import Row
 from dataset.sources import is_held_out, row_hash
-from dataset.text_statistics import text_statistics
 from dataset.token_bytes import token_byte_lengths
 
 CHUNK_ROWS = 512
@@ -34,11 +33,9 @@ UNIT = np.dtype(
         ("first_length", "<i8"),  # tokens of a pair's chosen side; 0 for other units
         ("supervised", "<i8"),  # tokens that may be targets; a piece's first token never is
         ("bytes", "<i8"),  # UTF-8 bytes behind the tokens; control tokens have none
-        ("characters", "<i8"),  # of the row's text, control tokens apart
         ("row_hash", "<u8"),
         ("is_document", "?"),
         ("held_out", "?"),  # belongs to the validation part, where the source has one
-        ("language", "u1"),  # index into text_statistics.LANGUAGES
     ]
 )
 
@@ -132,11 +129,11 @@ class UnitMaker:
         """A batch without units."""
         return UnitBatch(np.empty(0, self.dtype), np.empty(0, bool), np.empty(0, UNIT))
 
-    def make(self, rows: Iterable[tuple[str, int, dict[str, Any] | str]], held_out: bool | None = None) -> UnitBatch:
-        """Units of (path, line, row) triples; a string in a row's place says why it is bad.
+    def make(self, rows: Iterable[Row], held_out: bool | None = None) -> UnitBatch:
+        """Units of rows, the good and the bad.
 
         Args:
-            rows: as `dataset.readers.parse_block` gives them, with their file.
+            rows: as `dataset.readers.parse_block` gives them.
             held_out: the part that the rows belong to; None decides by each row's hash.
         """
         return join_batches([self.empty(), *(self._make_chunk(chunk, held_out) for chunk in _chunks(rows))])
@@ -157,8 +154,14 @@ class UnitMaker:
                 batch.rejected.append((row.path, row.line, str(error)))
         units = [*self._encode(documents), *self._render(chats, batch)]
         if units:
-            batch.tokens = np.fromiter(itertools.chain.from_iterable(unit.ids for unit in units), dtype=self.dtype)
-            batch.trained = np.concatenate([unit.trained for unit in units])
+            stretches = itertools.chain.from_iterable(unit.ids for unit in units)
+            batch.tokens = np.fromiter(itertools.chain.from_iterable(stretches), dtype=self.dtype)
+            batch.trained = np.ones(len(batch.tokens), dtype=bool)
+            end = 0
+            for unit in units:
+                start, end = end, end + unit.length
+                if unit.mask is not None:
+                    batch.trained[start:end] = unit.mask
             batch.table = self._describe(units, batch, held_out)
         return batch
 
@@ -182,13 +185,11 @@ class UnitMaker:
     def _encode(self, documents: list[tuple[Row, str]]) -> Iterator["_Unit"]:
         stretches = [stretches_of(text) for _, text in documents]
         flat = [stretch for parts in stretches for stretch in parts]
+        edge = [self.separator]
         encoded = iter(self.encoder.encode_batch_fast(flat, add_special_tokens=False) if flat else ())
-        for (row, text), parts in zip(documents, stretches, strict=True):
-            ids = [self.separator]
-            for encoding in itertools.islice(encoded, len(parts)):
-                ids += encoding.ids
-            ids.append(self.separator)
-            yield _Unit(row, text, ids, np.ones(len(ids), dtype=bool), is_document=True, first_length=0)
+        for (row, _), parts in zip(documents, stretches, strict=True):
+            ids = [edge, *(encoding.ids for encoding in itertools.islice(encoded, len(parts))), edge]
+            yield _Unit(row, ids, sum(map(len, ids)), mask=None, is_document=True)
 
     def _render(self, chats: list[tuple[Row, list[Conversation]]], batch: UnitBatch) -> Iterator["_Unit"]:
         rendered = iter(self._render_all([side for _, sides in chats for side in sides]))
@@ -205,13 +206,11 @@ class UnitMaker:
                 continue
             kept = list(fitting) if isinstance(fitting, tuple) else [fitting]
             batch.shortened += kept[0] is not results[0]
-            ids = [token for chat in kept for token in chat.input_ids]
-            trained = np.ones(len(ids), dtype=bool)
-            if self.options.loss_on == "assistant":
-                trained = np.array([mask for chat in kept for mask in chat.assistant_mask], dtype=bool)
-            text = "\n".join(words_of(messages) for messages, _ in sides)
-            first_length = len(kept[0].input_ids) if len(kept) == 2 else 0
-            yield _Unit(row, text, ids, trained, is_document=False, first_length=first_length)
+            ids = [chat.input_ids for chat in kept]
+            mask = [trained for chat in kept for trained in chat.assistant_mask]
+            first_length = len(ids[0]) if len(kept) == 2 else 0
+            mask = mask if self.options.loss_on == "assistant" else None
+            yield _Unit(row, ids, sum(map(len, ids)), mask, is_document=False, first_length=first_length)
 
     def _render_all(self, conversations: list[Conversation]) -> list[RenderedChat | str]:
         """Rendered conversations; a string in place of one says why the template refused it."""
@@ -228,7 +227,7 @@ class UnitMaker:
     def _describe(self, units: list["_Unit"], batch: UnitBatch, held_out: bool | None) -> np.ndarray:
         """The table of a chunk whose tokens are in place."""
         table = np.zeros(len(units), dtype=UNIT)
-        table["length"] = [len(unit.ids) for unit in units]
+        table["length"] = [unit.length for unit in units]
         table["first_length"] = [unit.first_length for unit in units]
         table["start"] = starts = np.cumsum(table["length"]) - table["length"]
         table["bytes"] = np.add.reduceat(self.token_bytes[batch.tokens], starts)
@@ -240,19 +239,18 @@ class UnitMaker:
         table["is_document"] = [unit.is_document for unit in units]
         by_hash = [is_held_out(int(value)) for value in table["row_hash"]]
         table["held_out"] = by_hash if held_out is None else held_out
-        statistics = [text_statistics(unit.text) for unit in units]
-        table["characters"] = [one.characters for one in statistics]
-        table["language"] = [one.language for one in statistics]
         return table
 
 
 class _Unit(NamedTuple):
+    """A unit in the making. `ids` are stretches that lie one behind the other; without a mask all may be targets."""
+
     row: Row
-    text: str
-    ids: list[int]
-    trained: np.ndarray
+    ids: list[list[int]]
+    length: int
+    mask: list[int] | None
     is_document: bool
-    first_length: int
+    first_length: int = 0
 
 
 def apply_reasoning_rule(conversation: Conversation, reasoning: Reasoning) -> Conversation:
@@ -303,13 +301,13 @@ def add_counts(total: dict[str, int], counts: dict[str, int]) -> None:
         total[name] = total.get(name, 0) + count
 
 
-def _chunks(rows: Iterable[tuple[str, int, dict[str, Any] | str]]) -> Iterator[list[Row]]:
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Rows in lists that are large enough to keep the tokenizer busy and small enough for memory."""
     chunk, characters = [], 0
-    for path, line, value in rows:
-        chunk.append(Row(value, path, line))
-        values = value.values() if isinstance(value, dict) else ()
-        characters += sum(len(part) for part in values if isinstance(part, str))
+    for row in rows:
+        chunk.append(row)
+        if isinstance(row.value, dict):
+            characters += sum([len(part) for part in row.value.values() if isinstance(part, str)])
         if len(chunk) >= CHUNK_ROWS or characters >= CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0

@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import gc
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ from dataset.units import UnitBatch, UnitMaker
 
 def make_from_block(maker: UnitMaker, block: Block, held_out: bool | None = None) -> UnitBatch:
     """The units of a block's rows; see `UnitMaker.make`."""
-    return maker.make(((block.path, line, value) for line, value in parse_block(block)), held_out)
+    return maker.make(parse_block(block), held_out)
 
 
 def map_in_order(blocks: Iterable[Block], maker: UnitMaker, held_out: bool | None, workers: int) -> Iterator[UnitBatch]:
@@ -52,6 +53,7 @@ _maker: UnitMaker | None = None  # of a worker process; set once, before its fir
 def _start_worker(maker: UnitMaker, parent: int) -> None:
     global _maker
     _maker = maker
+    gc.freeze()  # what the parent had is not looked through again and again
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -23,7 +23,7 @@ from dataset.builtin.store import ensure_builtin_corpus
 from dataset.chat import ChatTemplate
 from dataset.formats import messages_from_row, row_kind, text_from_row
 from dataset.sources import Part, RowReader, split_held_out
-from dataset.text_statistics import LANGUAGES, text_statistics
+from dataset.text_statistics import text_statistics
 from trainer.config import ROOT, flag, parse_arguments, user_errors
 
 TEMPLATE_PATH = ROOT / "model" / "tokenizer" / "chat_template.jinja"
@@ -165,7 +165,7 @@ def measure(tokenizer: Tokenizer, texts: list[list[str]]) -> dict[str, dict[str,
         encodings = tokenizer.encode_batch_fast(stretches, add_special_tokens=False)
         text = text_statistics("".join(stretches))
         counts = (1, sum(len(encoding.ids) for encoding in encodings), text.bytes, text.characters)
-        for name in (LANGUAGES[text.language], "all"):
+        for name in (text.language, "all"):
             totals[name] = [total + count for total, count in zip(totals.get(name, [0] * 4), counts, strict=True)]
     return {
         name: {
