@@ -7,7 +7,6 @@ An item of all but `PromptDataset` is one row of `max_length` = T slots:
 A row is put together from the flat token array when it is asked for. Without packing it has one piece and no padding.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -32,77 +31,15 @@ from dataset.packing import (
     pack_mixture,
 )
 from dataset.readers import TextAs
-from dataset.sources import Part, RowReader, parse_sources, split_held_out
+from dataset.selection import DataSummary, Units, complete_summary, select_units
+from dataset.sources import BadRows, Part, RowReader, parse_sources, split_held_out
 from dataset.store import FlatArray, TokenisedSource
 from dataset.tokenise import Say, tokenise
-from dataset.units import Kind, Reasoning, UnitOptions, add_counts, separator_id
+from dataset.units import Kind, Reasoning, UnitBatch, UnitMaker, UnitOptions, add_counts, separator_id
 
 IGNORED_LABEL = -100
 
 DataPath = str | Path | Sequence[str | Path]
-
-
-@dataclasses.dataclass
-class DataSummary:
-    """What a data set is made of.
-
-    Attributes:
-        rows_read, bad_rows: rows of the files, and those that could not be used.
-        skipped: conversations left out, by reason.
-        shortened: conversations longer than the window, of which the last turns are kept.
-        duplicates: rows left out because another has the same content.
-        documents, conversations: how many of each are in the rows; a preference pair is one conversation.
-        tokens: tokens in the rows, padding apart; those of documents cut by a row's end count once more.
-        supervised_tokens: tokens with a label.
-        bytes: UTF-8 bytes of the text behind the tokens (control tokens have none).
-        rows, fill_rate: packed rows, and the share of their slots that hold a token.
-        passes: by source, how often the mixture goes through it.
-        fingerprint: sha256 of the rows' content.
-    """
-
-    rows_read: int = 0
-    bad_rows: int = 0
-    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    shortened: int = 0
-    duplicates: int = 0
-    documents: int = 0
-    conversations: int = 0
-    tokens: int = 0
-    supervised_tokens: int = 0
-    bytes: int = 0
-    rows: int = 0
-    fill_rate: float = 0.0
-    passes: dict[str, float] = dataclasses.field(default_factory=dict)
-    fingerprint: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for run.json."""
-        return dataclasses.asdict(self)
-
-
-class Units:
-    """The units of several sources, one source behind the other.
-
-    Attributes:
-        tokens, trained: flat arrays, see `dataset.store.TokenisedSource`.
-        starts, lengths: (U,) int64, where each unit lies in them.
-        source: (U,) int64, number of its source.
-    """
-
-    def __init__(self, sources: Sequence[TokenisedSource]):
-        self.sources = sources
-        self.tokens = FlatArray([source.tokens for source in sources])
-        self.trained = FlatArray([source.trained for source in sources])
-        behind = np.cumsum([0, *[len(source.tokens) for source in sources]])
-        self.starts = np.concatenate(
-            [source.table["start"] + start for source, start in zip(sources, behind, strict=False)]
-        )
-        self.lengths = self.column("length")
-        self.source = np.repeat(np.arange(len(sources)), [len(source.table) for source in sources])
-
-    def column(self, name: str) -> np.ndarray:
-        """(U,) one column of `dataset.units.UNIT`."""
-        return np.concatenate([source.table[name] for source in self.sources])
 
 
 class PackedDataset(Dataset):
@@ -129,6 +66,24 @@ class PackedDataset(Dataset):
 
     def __len__(self) -> int:
         return self.plan.num_rows
+
+    def describe(self) -> str:
+        """What a run says of its data before it starts."""
+        summary = self.summary
+        kinds = {"documents": summary.documents, "conversations": summary.conversations}
+        units = ", ".join(f"{count:,} {name}" for name, count in kinds.items() if count)
+        return (
+            f"{units}, {summary.tokens:,} tokens ({summary.supervised_tokens:,} with a loss), "
+            f"{len(self):,} rows of {self.max_length}, {summary.fill_rate:.1%} filled"
+        )
+
+    @property
+    def preview(self) -> "PackedDataset":
+        """Rows to try things on: all of them; a stream has only some."""
+        return self
+
+    def state(self) -> None:
+        """Nothing: where a run stands in rows that lie ready is one number, which the run has."""
 
     @property
     def group_lengths(self) -> np.ndarray | None:
@@ -222,16 +177,17 @@ class MixtureDataset(PackedDataset):
             raise ValueError(f"part={part!r} must be 'all', 'train' or 'validation'")
         if only not in (None, "document", "conversation"):
             raise ValueError(f"only={only!r} must be 'document', 'conversation' or None")
-        options = UnitOptions(self.kinds, max_length, train_on, loss_on, reasoning)
+        options = UnitOptions(self.kinds, max_length, train_on, reasoning)
         sources = parse_sources(data_path)
         units = Units(
             [
                 tokenise(source.path, tokenizer, options, part != "all", text_as, strict, cache_dir, workers, say)
                 for source in sources
-            ]
+            ],
+            loss_on,
         )
         summary = DataSummary()
-        chosen = _select(units, part, only, dedup, summary)
+        chosen = select_units(units, part, only, dedup, summary)
         for source in units.sources:
             summary.rows_read += source.bad_rows.rows_read
             summary.bad_rows += source.bad_rows.count
@@ -245,16 +201,43 @@ class MixtureDataset(PackedDataset):
             picked, passes = choose_units(units.lengths[chosen], units.source[chosen], weights, seed)
             chosen = chosen[picked]
         summary.passes = {source.path: round(times, 4) for source, times in zip(sources, passes, strict=True)}
-        plan = self._pack(units, chosen, max_length, packing)
-        _complete(summary, units, chosen, plan)
+        plan = self.pack(units, chosen, max_length, packing)
+        complete_summary(summary, units, chosen, plan)
         self.units, self.chosen = units, chosen
         super().__init__(units.tokens, units.trained, plan, separator_id(tokenizer), summary, is_padded=packing)
+
+    @classmethod
+    def of_batch(
+        cls,
+        batch: UnitBatch,
+        maker: UnitMaker,
+        loss_on: Literal["all", "assistant"] = "assistant",
+        held_out: bool | None = None,
+        only: Literal["document", "conversation"] | None = None,
+    ) -> PackedDataset:
+        """Rows of units that are in memory.
+
+        Args:
+            batch: the units.
+            maker: that made them.
+            loss_on: as for the class.
+            held_out: the part that is taken; None takes both.
+            only: as for the class.
+        """
+        source = TokenisedSource("", batch.tokens, batch.trained, batch.table, BadRows(), {}, 0, "")
+        units, summary = Units([source], loss_on), DataSummary()
+        part: Part = "all" if held_out is None else "validation" if held_out else "train"
+        chosen = select_units(units, part, only, False, summary)
+        plan = cls.pack(units, chosen, maker.options.max_length, packing=True)
+        complete_summary(summary, units, chosen, plan)
+        return PackedDataset(units.tokens, units.trained, plan, maker.separator, summary)
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that loads rows needs the plan, not what the plan was made from.
         return {name: value for name, value in self.__dict__.items() if name not in ("units", "chosen")}
 
-    def _pack(self, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
+    @classmethod
+    def pack(cls, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
         lengths, starts = units.lengths[chosen], units.starts[chosen]
         if not packing:
             pieces = cut_documents(lengths, max_length, starts)
@@ -277,9 +260,10 @@ class PretrainDataset(MixtureDataset):
 
     kinds = "document"
 
-    def _pack(self, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
+    @classmethod
+    def pack(cls, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
         if not packing:
-            return super()._pack(units, chosen, max_length, packing)
+            return super().pack(units, chosen, max_length, packing)
         return pack_documents(units.lengths[chosen], max_length, units.starts[chosen])
 
 
@@ -291,7 +275,8 @@ class DPODataset(MixtureDataset):
 
     kinds = "pair"
 
-    def _pack(self, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
+    @classmethod
+    def pack(cls, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:
         if not packing:
             raise ValueError("both sides of a pair share a row: preference pairs are always packed")
         # The plan is of the pairs' numbers first: a start tells both where a pair lies and how it is divided.
@@ -383,34 +368,3 @@ def _prompt_item(
         "reference": reference,
         "extra": {key: content for key, content in value.items() if key not in known},
     }
-
-
-def _select(
-    units: Units, part: Part, only: Literal["document", "conversation"] | None, dedup: bool, summary: DataSummary
-) -> np.ndarray:
-    """(K,) indices of the units that are taken, in order."""
-    chosen = np.arange(len(units.lengths))
-    if part != "all":
-        chosen = chosen[units.column("held_out") == (part == "validation")]
-    if only is not None:
-        chosen = chosen[units.column("is_document")[chosen] == (only == "document")]
-    if dedup:
-        first = np.sort(np.unique(units.column("row_hash")[chosen], return_index=True)[1])
-        summary.duplicates = len(chosen) - len(first)
-        chosen = chosen[first]
-    return chosen
-
-
-def _complete(summary: DataSummary, units: Units, chosen: np.ndarray, plan: PackingPlan) -> None:
-    """Fill in the counts that follow from the plan, and the fingerprint."""
-    summary.documents = int(units.column("is_document")[chosen].sum())
-    summary.conversations = len(chosen) - summary.documents
-    summary.rows, summary.fill_rate, summary.tokens = plan.num_rows, plan.fill_rate, int(plan.piece_lengths.sum())
-    # Every target of a unit is in exactly one piece, however documents are cut.
-    summary.supervised_tokens = int(units.column("supervised")[chosen].sum())
-    summary.bytes = int(units.column("bytes")[chosen].sum())
-    content = [plan.max_length, [source.fingerprint for source in units.sources]]
-    digest = hashlib.sha256(json.dumps(content).encode())
-    for array in (plan.piece_starts, plan.piece_lengths, plan.row_pieces):
-        digest.update(np.ascontiguousarray(array))
-    summary.fingerprint = digest.hexdigest()

@@ -75,7 +75,11 @@ def is_text(path: str) -> bool:
 
 
 def read_blocks(
-    path: str, text_as: TextAs = "file", block_bytes: int = BLOCK_BYTES, start: Position | None = None
+    path: str,
+    text_as: TextAs = "file",
+    block_bytes: int = BLOCK_BYTES,
+    start: Position | None = None,
+    block_rows: int = BLOCK_ROWS,
 ) -> Iterator[Block]:
     """The blocks of a file, a folder's file or a hub name, from `start` on.
 
@@ -84,6 +88,7 @@ def read_blocks(
         text_as: whether a .txt file is one row, or one for each paragraph.
         block_bytes: least size of a block of jsonl; each ends with a line.
         start: the end of a block of an earlier reading.
+        block_rows: rows in a block of any other kind.
 
     Raises:
         ValueError: the file cannot be read, or has no rows at all.
@@ -96,7 +101,7 @@ def read_blocks(
     else:
         # A paragraph starts at a line; other rows are numbered.
         rows = _paragraphs(path, text_as) if is_text(path) else enumerate(_rows_of_datasets(path), start=1)
-        blocks = _row_blocks(path, rows, start)
+        blocks = _row_blocks(path, rows, start, block_rows)
     first = next(blocks, None)
     if first is None:
         if start == Position():
@@ -169,10 +174,10 @@ def _skip_to(file: BinaryIO, offset: int, path: str) -> None:
         offset -= skipped
 
 
-def _row_blocks(path: str, rows: Iterator[tuple[int, dict[str, Any]]], start: Position) -> Iterator[Block]:
+def _row_blocks(path: str, rows: Iterator[tuple[int, dict[str, Any]]], start: Position, size: int) -> Iterator[Block]:
     position = start
     rows = itertools.islice(rows, start.offset, None)
-    while content := list(itertools.islice(rows, BLOCK_ROWS)):
+    while content := list(itertools.islice(rows, size)):
         end = Position(position.block + 1, position.offset + len(content), content[-1][0] + 1)
         yield Block(path, position, end, content)
         position = end
@@ -202,14 +207,31 @@ def _paragraphs(path: str, text_as: TextAs) -> Iterator[tuple[int, dict[str, Any
         line += part.count("\n")
 
 
+def hub_shards(path: str) -> int:
+    """In how many parts a hub data set can be read apart."""
+    return _hub_rows(path).num_shards
+
+
+def _hub_rows(path: str) -> Any:
+    """The stream behind hub:NAME[@split][#index/count], the last for one of its parts."""
+    from datasets import load_dataset
+
+    whole, _, part = path.removeprefix(HUB_PREFIX).partition("#")
+    name, _, split = whole.partition("@")
+    rows = load_dataset(name, split=split or "train", streaming=True)
+    if part:
+        index, count = map(int, part.split("/"))
+        rows = rows.shard(num_shards=count, index=index)
+    return rows
+
+
 def _rows_of_datasets(path: str) -> Iterator[dict[str, Any]]:
     # Imported here: it takes a second, and jsonl and text do without.
     from datasets import load_dataset
 
     try:
         if path.startswith(HUB_PREFIX):
-            name, _, split = path.removeprefix(HUB_PREFIX).partition("@")
-            rows = load_dataset(name, split=split or "train", streaming=True)
+            rows = _hub_rows(path)
         else:
             # Streaming: no copy in a cache folder.
             rows = load_dataset(_kind(path)[1:], data_files=path, split="train", streaming=True)

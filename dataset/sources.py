@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dataset.readers import HUB_PREFIX, SUFFIXES, Row, TextAs, parse_block, read_blocks
+from dataset.readers import HUB_PREFIX, SUFFIXES, Row, TextAs, hub_shards, parse_block, read_blocks
 
 MAX_BAD_SHARE = 0.05
 SHOWN_BAD_ROWS = 5
@@ -201,6 +201,21 @@ def expand_path(path: str) -> list[str]:
     if not path.endswith(SUFFIXES):
         raise ValueError(f"{path} is of an unknown kind; known are {known}")
     return [path]
+
+
+def expand_shards(path: str) -> list[str]:
+    """Like `expand_path`, a hub data set in the parts that it can be read apart in.
+
+    Raises:
+        ValueError: the hub cannot be reached, or does not have it.
+    """
+    if not path.startswith(HUB_PREFIX):
+        return expand_path(path)
+    try:
+        count = hub_shards(path)
+    except Exception as error:  # `datasets` raises a dozen kinds of its own and the network's
+        raise ValueError(f"{path} cannot be read: {(str(error).strip() or type(error).__name__)}") from error
+    return [f"{path}#{index}/{count}" for index in range(count)]
 
 
 def split_held_out(rows: Iterable[Row], part: Part) -> Iterator[Row]:

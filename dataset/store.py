@@ -85,15 +85,25 @@ def cache_key(
 def _file_identity(file: str) -> list[Any]:
     """What tells one state of a file from another, without reading all of it."""
     if file.startswith(HUB_PREFIX):
+        return file_sample(file)
+    return [os.path.realpath(file), os.stat(file).st_mtime_ns, *file_sample(file)]
+
+
+def file_sample(file: str) -> list[Any]:
+    """A file's size and a hash of its first and last bytes; of a hub data set, or a part of one, its revision."""
+    if file.startswith(HUB_PREFIX):
+        name = file.removeprefix(HUB_PREFIX).partition("#")[0].partition("@")[0]
+        if Path(name).is_dir():
+            raise ValueError(f"{file} is a folder; give it as a path, without {HUB_PREFIX}")
         from huggingface_hub import HfApi
 
-        return [file, HfApi().dataset_info(file.removeprefix(HUB_PREFIX).partition("@")[0]).sha]
-    status = os.stat(file)
+        return [file, HfApi().dataset_info(name).sha]
+    size = os.path.getsize(file)
     with open(file, "rb") as opened:
         sample = hashlib.sha256(opened.read(SAMPLED_BYTES))
-        opened.seek(max(status.st_size - SAMPLED_BYTES, 0))
+        opened.seek(max(size - SAMPLED_BYTES, 0))
         sample.update(opened.read(SAMPLED_BYTES))
-    return [os.path.realpath(file), status.st_size, status.st_mtime_ns, sample.hexdigest()]
+    return [size, sample.hexdigest()]
 
 
 class SourceWriter:

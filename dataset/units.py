@@ -49,7 +49,6 @@ class UnitOptions:
             by the row's form; "pair": a chosen and a rejected conversation.
         max_length: conversations and pairs are shortened to it; documents are not.
         train_on: which assistant turns are supervised.
-        loss_on: "assistant", or "all" tokens of conversations. Documents are always supervised whole.
         reasoning: "keep" the assistant's reasoning where there is some, "drop" it, or "empty": drop it and show the
             empty block of a prompt with thinking turned off, which is not trained.
 
@@ -60,7 +59,6 @@ class UnitOptions:
     kinds: Kind
     max_length: int
     train_on: Literal["all", "last"] = "all"
-    loss_on: Literal["all", "assistant"] = "assistant"
     reasoning: Reasoning = "keep"
 
     def __post_init__(self) -> None:
@@ -68,7 +66,6 @@ class UnitOptions:
             raise ValueError(f"max_length {self.max_length} is too short for a row; use at least 4")
         choices = {
             "train_on": (self.train_on, ("all", "last")),
-            "loss_on": (self.loss_on, ("all", "assistant")),
             "reasoning": (self.reasoning, ("keep", "drop", "empty")),
         }
         for name, (value, known) in choices.items():
@@ -209,7 +206,6 @@ class UnitMaker:
             ids = [chat.input_ids for chat in kept]
             mask = [trained for chat in kept for trained in chat.assistant_mask]
             first_length = len(ids[0]) if len(kept) == 2 else 0
-            mask = mask if self.options.loss_on == "assistant" else None
             yield _Unit(row, ids, sum(map(len, ids)), mask, is_document=False, first_length=first_length)
 
     def _render_all(self, conversations: list[Conversation]) -> list[RenderedChat | str]:

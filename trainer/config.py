@@ -91,6 +91,7 @@ class DataArguments:
     text_as: Literal["file", "paragraph"] = flag("file", "a document in a .txt file: the whole file, or each paragraph")
     dedup: Literal[0, 1] = flag(0, "1: of training rows with the same content only the first is taken")
     strict: Literal[0, 1] = flag(0, "1: any unusable row is an error; 0: up to 5 %% are reported and left out")
+    streaming: Literal[0, 1] = flag(0, "1: tokenise and pack while training, for data without room on the disk")
     cache_dir: str = flag(str(ROOT / "data" / "cache"), "folder where tokenised data is kept for the next start")
     num_workers: int = flag(0, "processes that load rows; 0 loads in the training process")
 
@@ -193,6 +194,13 @@ class Settings:
         problems = [f"--{name} {value} must be above 0" for name, value in positive.items() if not value > 0]
         problems += [f"--{name} {value} must not be negative" for name, value in not_negative.items() if not value >= 0]
         problems += [f"--{name} {value} must lie in [0, 1]" for name, value in shares.items() if not 0 <= value <= 1]
+        if data.streaming:
+            if not optimization.max_steps:
+                problems.append("--streaming 1 has no end: say when to stop with --max_steps")
+            unfit = {"packing": not data.packing, "dedup": data.dedup, "num_workers": data.num_workers}
+            problems += [
+                f"--{name} {getattr(data, name)} does not go with --streaming 1" for name in unfit if unfit[name]
+            ]
         if data.max_seq_len == 1:
             problems.append("--max_seq_len 1 leaves nothing to predict; use at least 2")
         if run.keep_last < 2:

@@ -4,11 +4,13 @@ from transformers import PreTrainedTokenizerBase
 
 from dataset.builtin.store import ensure_builtin_corpus
 from dataset.lm_dataset import MixtureDataset, PackedDataset, PretrainDataset, SFTDataset
+from dataset.stream import StreamDataset
+from dataset.units import UnitOptions
 from trainer.config import ROOT, DataArguments
 
 BUILTIN_FOLDER = ROOT / "data" / "builtin"
 
-Data = tuple[PackedDataset, dict[str, PackedDataset]]
+Data = tuple[PackedDataset | StreamDataset, dict[str, PackedDataset]]
 
 
 def build_pretrain_data(arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int) -> Data:
@@ -47,41 +49,42 @@ def _paths(
 
 
 def _build(
-    kind: type[PackedDataset],
+    kind: type[MixtureDataset],
     arguments: DataArguments,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
     train_paths: list[str],
     validation_paths: dict[str, list[str]] | None,
-    validation_kinds: dict[str, type[PackedDataset]],
+    validation_kinds: dict[str, type[MixtureDataset]],
 ) -> Data:
-    options = {
-        "max_length": arguments.max_seq_len,
-        "train_on": arguments.train_on,
-        "reasoning": arguments.reasoning,
-        "strict": bool(arguments.strict),
-        "text_as": arguments.text_as,
-        "cache_dir": arguments.cache_dir,
-        "seed": seed,
-    }
     held_out = validation_paths is None
-    train = kind(
-        train_paths,
-        tokenizer,
-        **options,
-        packing=bool(arguments.packing),
-        loss_on=arguments.loss_on,
-        dedup=bool(arguments.dedup),
-        part="train" if held_out else "all",
-    )
+    rules = {"train_on": arguments.train_on, "reasoning": arguments.reasoning}
+    common = {"text_as": arguments.text_as, "strict": bool(arguments.strict), "seed": seed}
+    stored = {"max_length": arguments.max_seq_len, "cache_dir": arguments.cache_dir} | rules | common
+    if arguments.streaming:
+        options = UnitOptions(kind.kinds, arguments.max_seq_len, **rules)
+        train = StreamDataset(kind, train_paths, tokenizer, options, arguments.loss_on, held_out, **common)
+    else:
+        train = kind(
+            train_paths,
+            tokenizer,
+            packing=bool(arguments.packing),
+            loss_on=arguments.loss_on,
+            dedup=bool(arguments.dedup),
+            part="train" if held_out else "all",
+            **stored,
+        )
     # Validation is always packed, always on what the assistant says, and never needs a second list of bad rows.
-    options["say"] = None
     validation = {}
     for source, validation_kind in validation_kinds.items():
-        paths = train_paths if held_out else validation_paths[source]
+        only = None
         if validation_kind is MixtureDataset:
-            options["only"] = "document" if source == "text" else "conversation"
-        rows = validation_kind(paths, tokenizer, **options, part="validation" if held_out else "all")
+            only = "document" if source == "text" else "conversation"
+        if held_out and arguments.streaming:
+            rows = train.validation(validation_kind, only)
+        else:
+            paths, part = (train_paths, "validation") if held_out else (validation_paths[source], "all")
+            rows = validation_kind(paths, tokenizer, only=only, part=part, say=None, **stored)
         if len(rows):
             validation[source] = rows
     return train, validation

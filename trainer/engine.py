@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from dataset.lm_dataset import collate_rows
+from dataset.lm_dataset import PackedDataset, collate_rows
 from dataset.order import SkipBatchSampler
+from dataset.stream import StreamDataset, merge_states
 from eval.bpb import LossSums, evaluate_bpb
 from model.config import MiniMindConfig
 from trainer.checkpoint import CheckpointFolder, capture_rng
@@ -55,8 +56,8 @@ class Run:
     optimizers: list[torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
     loss: Callable[[nn.Module, Batch, StepContext], tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]
-    train_data: Dataset
-    validation_data: dict[str, Dataset]
+    train_data: PackedDataset | StreamDataset
+    validation_data: dict[str, PackedDataset]
     token_bytes: torch.Tensor
     total_steps: int
     tracker: Tracker
@@ -147,8 +148,28 @@ def steps_of_epoch(run: Run) -> Iterator[tuple[list[Batch], int]]:
     """The optimizer steps left in this epoch: this rank's micro-batches, and the rows that all ranks consume.
 
     The order of rows is a pure function of (seed, epoch), so the cursor alone says where to go on. The last step of an
-    epoch has what is left, and is a step like any other.
+    epoch has what is left, and is a step like any other. A stream has no end and knows itself where it stands.
     """
+    optimization, world = run.settings.optimization, run.world
+    if isinstance(run.train_data, StreamDataset):
+        batches, rows_left = run.train_data.batches(optimization.batch_size), math.inf
+    else:
+        batches, rows_left = rows_of_epoch(run), len(run.train_data) - run.progress.row
+    rows_per_step = optimization.batch_size * world.size * optimization.accumulation_steps
+    micro_batches: list[Batch] = []
+    with contextlib.closing(batches):
+        for batch in batches:
+            micro_batches.append({name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()})
+            consumed = len(micro_batches) * optimization.batch_size * world.size
+            if len(micro_batches) == optimization.accumulation_steps or consumed >= rows_left:
+                rows = min(rows_per_step, rows_left)
+                yield micro_batches, rows
+                rows_left -= rows
+                micro_batches = []
+
+
+def rows_of_epoch(run: Run) -> Iterator[Batch]:
+    """This rank's micro-batches of the rows that are left in this epoch."""
     optimization, world = run.settings.optimization, run.world
     sampler = SkipBatchSampler(
         num_rows=len(run.train_data),
@@ -160,18 +181,7 @@ def steps_of_epoch(run: Run) -> Iterator[tuple[list[Batch], int]]:
         skip_rows=run.progress.row,
         lengths=run.train_data.group_lengths,
     )
-    loader = make_loader(run, run.train_data, sampler)
-    rows_left = len(run.train_data) - run.progress.row
-    rows_per_step = optimization.batch_size * world.size * optimization.accumulation_steps
-    micro_batches: list[Batch] = []
-    for batch in loader:
-        micro_batches.append({name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()})
-        consumed = len(micro_batches) * optimization.batch_size * world.size
-        if len(micro_batches) == optimization.accumulation_steps or consumed >= rows_left:
-            rows = min(rows_per_step, rows_left)
-            yield micro_batches, rows
-            rows_left -= rows
-            micro_batches = []
+    yield from make_loader(run, run.train_data, sampler)
 
 
 def make_loader(run: Run, data: Dataset, batch_sampler: Any) -> DataLoader:
@@ -310,7 +320,7 @@ def estimate_loss(run: Run) -> dict[str, LossSums]:
     """
     optimization, world = run.settings.optimization, run.world
     results = {}
-    for name, data in {"train": run.train_data, **run.validation_data}.items():
+    for name, data in {"train": run.train_data.preview, **run.validation_data}.items():
         sampler = SkipBatchSampler(
             num_rows=len(data),
             batch_size=optimization.batch_size,
@@ -351,6 +361,7 @@ def log_evaluation(run: Run) -> dict[str, Any]:
 def save_checkpoint(run: Run) -> None:
     """Write everything that a bit-exact continuation needs; every rank takes part, rank 0 writes."""
     generators = gather_objects(capture_rng(run.world.device))
+    stream = merge_states(gather_objects(run.train_data.state()))
     if not run.world.is_main:
         return
     state = {
@@ -362,6 +373,7 @@ def save_checkpoint(run: Run) -> None:
         "total_steps": run.total_steps,
         "rows_per_step": rows_per_step(run),
         "random": generators,
+        "stream": stream,
         "expert_loads": run.expert_loads,
         "settings": run.settings.to_dict(),
         "config": shape_fields(run.bare_model.config),
@@ -383,6 +395,6 @@ def rows_per_step(run: Run) -> int:
 
 
 def estimate_total_steps(run: Run) -> int:
-    """Optimizer steps of the whole run: `--max_steps`, or what the epochs take."""
+    """Optimizer steps of the whole run: `--max_steps`, or what the epochs take (a stream has no end)."""
     optimization = run.settings.optimization
     return optimization.max_steps or optimization.epochs * math.ceil(len(run.train_data) / rows_per_step(run))

@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 
+from dataset.stream import StreamDataset
 from trainer.checkpoint import restore_rng
 from trainer.config import raise_problems
 from trainer.engine import Progress, Run, estimate_total_steps, is_due, log_evaluation, rows_per_step
 
 # A change of these makes the continuation another run: its rows, its schedule or its optimizer state no longer fit.
 BINDING = {
-    "data": ("max_seq_len", "packing", "loss_on", "train_on", "reasoning", "dedup", "text_as"),
+    "data": ("max_seq_len", "packing", "loss_on", "train_on", "reasoning", "dedup", "text_as", "streaming"),
     "optimization": (
         "optimizer",
         "learning_rate",
@@ -117,6 +118,8 @@ def restore(run: Run, state: dict[str, Any]) -> None:
         optimizer.load_state_dict(saved)
     run.scaler.load_state_dict(state["scaler"])
     run.progress = Progress(**state["progress"])
+    if isinstance(run.train_data, StreamDataset):
+        run.train_data.start(run.world.rank, run.world.size, state["stream"])
     if state["expert_loads"] is not None:
         run.expert_loads = state["expert_loads"].to(run.world.device)
     generators = state["random"]

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from dataset.chat import render_prompt
 from dataset.lm_dataset import collate_rows
 from dataset.store import tokenizer_fingerprint
+from dataset.stream import StreamDataset
 from dataset.token_bytes import token_byte_lengths
 from eval.stages import command_line
 from model.decoding import generate_tokens
@@ -121,6 +122,8 @@ def assemble(
     folder = weights.result_folder(options.save_dir, options.save_weight, model.config)
     weights.check_result_folder(folder, model.config)
     train_data, validation_data = main_first(lambda: stage.build_data(settings.data, tokenizer, optimization.seed))
+    if isinstance(train_data, StreamDataset):
+        train_data.start(world.rank, world.size)
 
     precision = choose_precision(world.device.type, has_native_bfloat16(world.device), optimization.dtype)
     notes.append(f"precision: {str(precision.dtype).removeprefix('torch.')} on {world.device} ({precision.reason})")
@@ -179,10 +182,7 @@ def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGro
     say(f"{stage.name}: {total / 1e6:.2f}M parameters" + (f", {active / 1e6:.2f}M active" if active != total else ""))
     for note in notes:
         say(f"  {note}")
-    say(
-        f"  data: {data.documents:,} documents, {data.tokens:,} tokens ({data.supervised_tokens:,} with a loss), "
-        f"{len(run.train_data):,} rows of {window}, {data.fill_rate:.1%} filled"
-    )
+    say(f"  data: {run.train_data.describe()}")
     for reason, count in data.skipped.items():
         say(f"  left out: {count:,} {reason}")
     say("  validation: " + ", ".join(f"{name} {len(rows):,} rows" for name, rows in run.validation_data.items()))
@@ -214,8 +214,9 @@ def dry_run(run: Run) -> None:
 
     It leaves no trace: gradients are dropped and the random state is put back.
     """
-    count = min(run.settings.optimization.batch_size, len(run.train_data))
-    batch = collate_rows([run.train_data[index] for index in range(count)])
+    rows = run.train_data.preview
+    count = min(run.settings.optimization.batch_size, len(rows))
+    batch = collate_rows([rows[index] for index in range(count)])
     batch = {name: tensor.to(run.world.device) for name, tensor in batch.items()}
     state = torch.get_rng_state()
     counts = count_tokens(batch)

@@ -68,6 +68,13 @@ class RandomRows(torch.utils.data.Dataset):
 
     group_lengths = None
 
+    def state(self):
+        return None
+
+    @property
+    def preview(self):
+        return self
+
     def __init__(self, num_rows: int, window: int = 16, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
         self.window = window
