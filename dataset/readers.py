@@ -77,18 +77,18 @@ def is_text(path: str) -> bool:
 def read_blocks(
     path: str,
     text_as: TextAs = "file",
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: int | None = None,
     start: Position | None = None,
-    block_rows: int = BLOCK_ROWS,
+    block_rows: int | None = None,
 ) -> Iterator[Block]:
     """The blocks of a file, a folder's file or a hub name, from `start` on.
 
     Args:
         path: what it is follows from its name.
         text_as: whether a .txt file is one row, or one for each paragraph.
-        block_bytes: least size of a block of jsonl; each ends with a line.
+        block_bytes: least size of a block of jsonl, a megabyte if not given; each ends with a line.
         start: the end of a block of an earlier reading.
-        block_rows: rows in a block of any other kind.
+        block_rows: rows in a block of any other kind, 1,000 if not given.
 
     Raises:
         ValueError: the file cannot be read, or has no rows at all.
@@ -97,11 +97,11 @@ def read_blocks(
     if _kind(path) == ".bin":
         raise ValueError(f"{path} holds tokens, not text; only training stages read it")
     if _kind(path) == ".jsonl":
-        blocks = _line_blocks(path, block_bytes, start)
+        blocks = _line_blocks(path, block_bytes or BLOCK_BYTES, start)
     else:
         # A paragraph starts at a line; other rows are numbered.
         rows = _paragraphs(path, text_as) if is_text(path) else enumerate(_rows_of_datasets(path), start=1)
-        blocks = _row_blocks(path, rows, start, block_rows)
+        blocks = _row_blocks(path, rows, start, block_rows or BLOCK_ROWS)
     first = next(blocks, None)
     if first is None:
         if start == Position():

@@ -154,12 +154,10 @@ class StreamDataset:
         self.rank, self.world_size = rank, world_size
         self.num_lanes = state["num_lanes"] if state else world_size
         self.row = state["row"] if state else 0
+        # Of every `world_size` rows a rank takes one, always at the same place; these lanes are where its rows come from.
         shared = math.gcd(world_size, self.num_lanes)
-        self.lanes = {
-            number: _Lane(self, number, self.num_lanes)
-            for number in range(self.num_lanes)
-            if (number - rank) % shared == 0
-        }
+        mine = [number for number in range(self.num_lanes) if (number - self.row - rank) % shared == 0]
+        self.lanes = {number: _Lane(self, number, self.num_lanes) for number in mine}
         for number, lane in self.lanes.items():
             if state:
                 lane.state = LaneState.from_dict(state["lanes"][str(number)])
@@ -207,12 +205,12 @@ class StreamDataset:
 
     def _make_batch(self, batch_size: int) -> Batch:
         items = []
-        for row in range(self.row, self.row + batch_size * self.world_size):
-            lane = self.lanes.get(row % self.num_lanes)
+        for place in range(batch_size * self.world_size):
+            lane = self.lanes.get((self.row + place) % self.num_lanes)
             if lane is None:
                 continue
             item = lane.next_row()
-            if row % self.world_size == self.rank:
+            if place % self.world_size == self.rank:
                 items.append(item)
         self.row += batch_size * self.world_size
         return collate_rows(items)
@@ -279,7 +277,7 @@ class _Lane:
         state = copy.deepcopy(self.state)
         state.chunk, state.taken = state.chunk + 1, 0
         batches, tokens = [stream.maker.empty()], 0
-        weights, given_before = list(stream.weights), list(state.given)
+        weights, given_at_last_end = list(stream.weights), [-1] * len(stream.weights)
         while tokens < size and any(weights):
             source = next_source(weights, state.given)
             block = self._next_block(source, state.cursors[source])
@@ -289,12 +287,12 @@ class _Lane:
                 count = int(batch.table["length"][~batch.table["held_out"]].sum())
                 tokens, state.given[source] = tokens + count, state.given[source] + count
                 batches.append(batch)
-            elif tokens >= LEAST_ROWS * stream.max_length:
+            elif tokens > LEAST_ROWS * stream.max_length:
                 break
-            elif state.given[source] == given_before[source]:
+            elif state.given[source] == given_at_last_end[source]:
                 weights[source] = 0  # a whole pass without a token: nothing of it falls to this lane
             else:
-                given_before[source] = state.given[source]
+                given_at_last_end[source] = state.given[source]
         if not tokens:
             return None, None
         return stream.kind.of_batch(join_batches(batches), stream.maker, stream.loss_on, held_out=False), state
