@@ -154,7 +154,7 @@ class StreamDataset:
         self.rank, self.world_size = rank, world_size
         self.num_lanes = state["num_lanes"] if state else world_size
         self.row = state["row"] if state else 0
-        # Of every `world_size` rows a rank takes one, always at the same place; these lanes are where its rows come from.
+        # Of every `world_size` rows a rank takes one, always at the same place: these are the lanes that they are of.
         shared = math.gcd(world_size, self.num_lanes)
         mine = [number for number in range(self.num_lanes) if (number - self.row - rank) % shared == 0]
         self.lanes = {number: _Lane(self, number, self.num_lanes) for number in mine}

@@ -48,15 +48,15 @@ def describe_token_file(path: str, maker: UnitMaker, split: bool) -> np.ndarray:
     """
     tokens = map_token_file(path)
     starts, stops = _documents(path, tokens, maker)
-    held_out = np.zeros(len(starts), dtype=bool)
+    held_out = None
     if split and len(starts) < FEW_DOCUMENTS:
-        cut = int(len(tokens) * (1 - HELD_OUT_CHARACTERS))
+        cut = max(int(len(tokens) * (1 - HELD_OUT_CHARACTERS)), int(starts[0]) + 2)
         parts = [_clip(starts, stops, 0, cut), _clip(starts, stops, cut - 1, len(tokens))]
         held_out = np.repeat([False, True], [len(part[0]) for part in parts])
         starts, stops = (np.concatenate(edges) for edges in zip(*parts, strict=True))
     hashes = [_hash(tokens[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    if split and not held_out.any():
-        held_out = np.array([is_held_out(value) for value in hashes])
+    if held_out is None:
+        held_out = [split and is_held_out(value) for value in hashes]
     table = np.zeros(len(starts), dtype=UNIT)
     table["start"], table["length"] = starts, stops - starts
     table["supervised"] = table["length"] - 1

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 
 torch.set_num_threads(1)
-# The same cases every time, and as many as the environment asks for: HYPOTHESIS_PROFILE=thorough for 500.
-for name, examples in (("default", 100), ("thorough", 500)):
+# The same cases every time, and as many as the environment asks for: HYPOTHESIS_PROFILE=thorough for 5,000.
+for name, examples in (("default", 500), ("thorough", 5000)):
     hypothesis.settings.register_profile(name, max_examples=examples, deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -46,6 +46,72 @@ def test_document_rows_are_full_but_the_last(lengths, window):
     assert sizes[-1] >= 2
 
 
+def pour(lengths, window):
+    """`pack_documents` as its docstring says it, a slot at a time."""
+    starts, pieces, rows, start, free = [], [], [0], 0, window
+    for length in lengths:
+        position, rest = start, length
+        while rest > 1:
+            take = min(rest, free)
+            if free - take == 1 and take > 2:
+                take -= 1
+            starts.append(position)
+            pieces.append(take)
+            free, position, rest = free - take, position + take - 1, rest - take + 1
+            if free < 2:
+                rows.append(len(starts))
+                free = window
+        start += length
+    return starts, pieces, rows + ([len(starts)] if rows[-1] < len(starts) else [])
+
+
+@given(LENGTHS, st.integers(2, 40))
+def test_documents_are_poured_into_rows(lengths, window):
+    plan = pack_documents(lengths, window)
+    found = [array.tolist() for array in (plan.piece_starts, plan.piece_lengths, plan.row_pieces)]
+    assert found == list(pour(lengths, window))
+
+
+def best_fit(lengths, window):
+    """`pack_conversations` as its docstring says it, one conversation at a time."""
+    waiting = {}
+    for index, length in enumerate(lengths):
+        waiting.setdefault(length, []).append(index)
+    order, rows = [], [0]
+
+    def take(length):
+        order.append(waiting[length].pop(0))
+        if not waiting[length]:
+            del waiting[length]
+
+    def pair(free):
+        for first in sorted(waiting, reverse=True):
+            if free - first in waiting and (2 * first != free or len(waiting[first]) > 1):
+                return [first, free - first]
+        return []
+
+    while waiting:
+        free, chosen = window, [max(waiting)]
+        while chosen:
+            for length in chosen:
+                take(length)
+            free -= sum(chosen)
+            chosen = ([free] if free in waiting else pair(free)) if free else []
+            if free and not chosen and any(length <= free for length in waiting):
+                chosen = [max(length for length in waiting if length <= free)]
+        rows.append(len(order))
+    return order, rows
+
+
+@given(st.lists(st.integers(2, 24), max_size=120), st.integers(24, 60))
+def test_conversations_are_fitted_as_told(lengths, window):
+    plan = pack_conversations(lengths, window)
+    order, rows = best_fit(lengths, window)
+    starts = np.cumsum([0, *lengths])[:-1]
+    assert plan.piece_starts.tolist() == [int(starts[index]) for index in order]
+    assert plan.row_pieces.tolist() == rows
+
+
 def test_a_single_free_slot_is_avoided():
     plan = pack_documents([5, 9], 6)
     # Five tokens would leave one slot: four, and the last again with its predecessor.
