@@ -21,6 +21,11 @@ FORMATS = (
     "text; conversations or messages (role/content or from/value); question/answer; prompt/completion; "
     "instruction/input/output; chosen/rejected"
 )
+CONTENT_KEYS = frozenset(
+    "text conversations messages tools system question answer prompt completion instruction input output chosen "
+    "rejected".split()
+)
+"""Keys of which a row's content is made; all others, such as an id, are kept aside."""
 THINK_BLOCK = re.compile(r"\s*<think>(.*?)</think>\n{0,2}", re.DOTALL)
 
 

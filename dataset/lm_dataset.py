@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from dataset.chat import render_prompt
-from dataset.formats import messages_from_row
+from dataset.formats import CONTENT_KEYS, messages_from_row
 from dataset.order import EMPTY_ROW, choose_units
 from dataset.packing import (
     PackingPlan,
@@ -297,7 +297,7 @@ class PromptDataset(Dataset):
         messages   the prompt's messages, tools beside them
         tools      tool schemas, or None
         reference  the message that was taken off, or None
-        extra      what else the row holds, for rewards, such as "gt"
+        extra      what else the row holds, for rewards, such as "gt"; "answer" too
 
     Args:
         data_path: conversations in any known format.
@@ -359,12 +359,11 @@ def _prompt_item(
     if not messages:
         raise ValueError("the conversation has no message before the answer")
     ids = torch.tensor(render_prompt(messages, tokenizer, tools, open_thinking), dtype=torch.int64)
-    known = {"conversations", "messages", "tools", "system", "question", "prompt", "completion", "instruction", "input"}
     return {
         "input_ids": ids,
         "labels": torch.full_like(ids, IGNORED_LABEL),
         "messages": messages,
         "tools": tools,
         "reference": reference,
-        "extra": {key: content for key, content in value.items() if key not in known},
+        "extra": {key: content for key, content in value.items() if key == "answer" or key not in CONTENT_KEYS},
     }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from dataset.formats import CONTENT_KEYS
 from dataset.readers import HUB_PREFIX, SUFFIXES, Row, TextAs, hub_shards, parse_block, read_blocks
 
 MAX_BAD_SHARE = 0.05
@@ -245,12 +246,13 @@ def split_held_out(rows: Iterable[Row], part: Part) -> Iterator[Row]:
 
 
 def row_hash(value: dict[str, Any]) -> int:
-    """64 bits of the hash of a row's content; the order of its keys makes no difference."""
+    """64 bits of the hash of a row's content; the order of keys, and keys that are no content, make no difference."""
     text = value.get("text")
-    if len(value) == 1 and isinstance(text, str):  # what the next line gives, three times as fast
+    if isinstance(text, str):  # what the last line gives, three times as fast
         content = f'{{"text": {json.encoder.encode_basestring_ascii(text)}}}'
     else:
-        content = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
+        known = {key: part for key, part in value.items() if key in CONTENT_KEYS} or value
+        content = json.dumps(known, sort_keys=True, ensure_ascii=True, default=str)
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8])
 
 

@@ -9,9 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.chat import plain_encoder, render_messages
-from dataset.lm_dataset import IGNORED_LABEL, MixtureDataset, PretrainDataset, SFTDataset, collate_rows
+from dataset.chat import plain_encoder, render_messages, render_prompt
+from dataset.lm_dataset import (
+    IGNORED_LABEL,
+    DPODataset,
+    MixtureDataset,
+    PretrainDataset,
+    PromptDataset,
+    SFTDataset,
+    collate_rows,
+)
 from dataset.order import EMPTY_ROW, SkipBatchSampler
+from tests.model.helpers import tiny_model
 
 TEXTS = ["A short one.", "第二个文件。", "A third, longer document that is cut at the end of a row. " * 4, "x"]
 
@@ -259,3 +268,260 @@ def test_unknown_options(tokenizer, tmp_path, options, problem):
     path = write(tmp_path / "a.jsonl", [chat("a", "b")])
     with pytest.raises(ValueError, match=problem):
         MixtureDataset(path, tokenizer, **{"max_length": 32, "say": None, **options})
+
+
+@given(
+    st.lists(st.sampled_from(TEXTS), min_size=1, max_size=20),
+    st.integers(4, 60),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(0, 12),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_every_token_once_over_an_epoch_whoever_runs_it(
+    tokenizer, tmp_path_factory, texts, window, batch, ranks, stop, ranks_after, batch_after, packing
+):
+    """For any rows, window, batch, world size and stop point; the run goes on with other ranks and batches."""
+    path = write(tmp_path_factory.mktemp("data") / "a.jsonl", [{"text": text} for text in texts])
+    data = PretrainDataset(path, tokenizer, window, packing=packing, say=None)
+
+    def run(skip, batch_size, world_size, steps=None):
+        consumed, labels = 0, []
+        for rank in range(world_size):
+            sampler = SkipBatchSampler(len(data), batch_size, rank, world_size, 5, 2, skip, lengths=data.group_lengths)
+            for rows in list(sampler)[:steps]:
+                labels += collate_rows([data[row] for row in rows])["labels"].flatten().tolist()
+                consumed += sum(row != EMPTY_ROW for row in rows)
+        return consumed, labels
+
+    consumed, before = run(0, batch, ranks, stop)
+    _, after = run(consumed, batch_after, ranks_after)
+    encode = plain_encoder(tokenizer).encode
+    expected = sorted(token for text in texts for token in [*encode(text).ids, tokenizer.pad_token_id])
+    assert sorted(label for label in before + after if label != IGNORED_LABEL) == expected
+
+
+SIZES = st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(1, 3))
+
+
+@given(st.lists(SIZES, min_size=1, max_size=12), st.integers(4, 40))
+def test_no_chat_row_is_without_labels_whatever_the_sizes(tokenizer, tmp_path_factory, sizes, window):
+    """One row, nothing but oversize input, anything between: rows are whole and train something, or are counted."""
+    rows = [
+        {"messages": [message for _ in range(turns) for message in (
+            {"role": "user", "content": "why " * question}, {"role": "assistant", "content": "so " * answer})]}
+        for question, answer, turns in sizes
+    ]  # fmt: skip
+    path = write(tmp_path_factory.mktemp("data") / "a.jsonl", rows)
+    try:
+        data = SFTDataset(path, tokenizer, window, say=None)
+    except ValueError as error:
+        assert "no usable row" in str(error) and f"{len(sizes):,} longer than the window" in str(error)
+        return
+    for index in range(len(data)):
+        for _, labels in pieces_of(data[index]):
+            assert any(label != IGNORED_LABEL for label in labels)
+    assert data.summary.conversations + sum(data.summary.skipped.values()) == len(sizes)
+
+
+def test_without_packing_rows_are_as_long_as_their_piece(tokenizer, tmp_path):
+    rows = [{"text": "word " * number} for number in range(1, 60)]
+    path = write(tmp_path / "a.jsonl", rows)
+    packed, alone = (PretrainDataset(path, tokenizer, 48, packing=packing, say=None) for packing in (True, False))
+    assert packed.group_lengths is None and packed.summary.supervised_tokens == alone.summary.supervised_tokens
+    sampler = SkipBatchSampler(len(alone), 4, lengths=alone.group_lengths)
+    batches = [collate_rows([alone[index] for index in rows]) for rows in sampler]
+    slots = sum(batch["input_ids"].numel() for batch in batches)
+    assert alone.summary.tokens <= slots < len(alone) * 48
+    for batch in batches:
+        padding = batch["document_ids"] == 0
+        assert (batch["labels"][padding] == IGNORED_LABEL).all() and (batch["document_ids"] <= 1).all()
+
+
+@pytest.mark.parametrize("use_moe", [False, True], ids=["dense", "moe"])
+def test_packed_losses_are_those_of_the_same_pieces_alone(tokenizer, tmp_path, use_moe):
+    """Per-token losses over a data set, packed against one piece a row, in float32: documents and conversations."""
+    rows = [{"text": text * (1 + number % 3)} for number, text in enumerate(TEXTS * 3)]
+    rows += [chat(f"question {number} " * (number % 4), f"answer {number}") for number in range(12)]
+    path = write(tmp_path / "a.jsonl", rows)
+    model = tiny_model(use_moe=use_moe, vocab_size=len(tokenizer)).eval()
+    data = MixtureDataset(path, tokenizer, 64, say=None)
+    assert data.summary.documents and data.summary.conversations
+    count = 0
+    for index in range(len(data)):
+        row = collate_rows([data[index]])
+        with torch.no_grad():
+            packed = model(**row, return_token_losses=True).token_losses
+        for number in range(1, int(row["document_ids"].max()) + 1):
+            place = (row["document_ids"] == number)[0]
+            ids, labels = row["input_ids"][:, place], row["labels"][0, place]
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0, :-1]
+            trained = labels[1:] != IGNORED_LABEL
+            alone = torch.nn.functional.cross_entropy(logits[trained], labels[1:][trained], reduction="none")
+            found = packed[0, place][1:][trained]
+            assert torch.allclose(found, alone, atol=1e-5), (index, number)
+            count += len(alone)
+    assert count == data.summary.supervised_tokens
+
+
+def pair(prompt, chosen, rejected):
+    question = {"role": "user", "content": prompt}
+    return {
+        name: [question, {"role": "assistant", "content": answer}]
+        for name, answer in (("chosen", chosen), ("rejected", rejected))
+    }
+
+
+def test_preference_pairs_lie_side_by_side(tokenizer, tmp_path):
+    rows = [pair(f"question {number}", "good " * (number % 7 + 1), "bad " * (number % 3)) for number in range(40)]
+    data = DPODataset(write(tmp_path / "a.jsonl", rows), tokenizer, 96, say=None)
+    found = []
+    for index in range(len(data)):
+        pieces = pieces_of(data[index])
+        assert len(pieces) % 2 == 0
+        found += [(pieces[number], pieces[number + 1]) for number in range(0, len(pieces), 2)]
+    expected = []
+    for row in rows:
+        sides = [render_messages(row[name], tokenizer) for name in ("chosen", "rejected")]
+        expected.append(tuple(
+            (side.input_ids, [token if trained else IGNORED_LABEL for token, trained in
+                              zip(side.input_ids, side.assistant_mask, strict=True)]) for side in sides
+        ))  # fmt: skip
+    assert sorted(found) == sorted(expected)
+    labels = sum(label != IGNORED_LABEL for sides in expected for _, side in sides for label in side)
+    assert data.summary.supervised_tokens == labels and data.summary.conversations == 40
+    assert data.summary.fill_rate > 0.75
+    with pytest.raises(ValueError, match="always packed"):
+        DPODataset(tmp_path / "a.jsonl", tokenizer, 96, packing=False, say=None)
+
+
+def test_all_forms_of_pairs(tokenizer, tmp_path):
+    whole = pair("Hi?", "Yes.", "No.")
+    answers = {"prompt": "Hi?", "chosen": "Yes.", "rejected": "No."}
+    lists = {
+        "prompt": [{"role": "user", "content": "Hi?"}],
+        "chosen": [{"role": "assistant", "content": "Yes."}],
+        "rejected": [{"role": "assistant", "content": "No."}],
+    }
+    first = None
+    for row in (whole, answers, lists, whole | {"prompt": "Hi?"}):
+        data = DPODataset(write(tmp_path / "a.jsonl", [row]), tokenizer, 64, say=None)
+        first = first or pieces_of(data[0])
+        assert pieces_of(data[0]) == first
+    system = DPODataset(write(tmp_path / "a.jsonl", [answers | {"system": "S"}]), tokenizer, 64, say=None)
+    assert "system\nS" in tokenizer.decode(pieces_of(system[0])[1][0])
+
+
+@pytest.mark.parametrize(
+    "row, reason",
+    [
+        ({"chosen": "a", "rejected": "b"}, "'chosen' is an answer alone, so a 'prompt' must stand beside it"),
+        ({"chosen": [], "rejected": "b", "prompt": "x"}, "'chosen' is an empty list, not a list of messages"),
+        ({"chosen": "a", "rejected": 3, "prompt": "x"}, "'rejected' is a number, not a list of messages"),
+        ({"chosen": "a", "rejected": "a", "prompt": "x"}, "'chosen' and 'rejected' are the same"),
+        ({"chosen": [{"role": "user", "content": "a"}], "rejected": "b", "prompt": "x"}, "'chosen' ends with the user"),
+        ({"chosen": [{"role": "x"}], "rejected": "b", "prompt": "x"}, "'chosen': message 1: role 'x'"),
+        ({"text": "a"}, "its keys make it a text row; here pairs are expected"),
+    ],
+)
+def test_bad_pairs(tokenizer, tmp_path, row, reason):
+    with pytest.raises(ValueError, match=f"a.jsonl:1: {reason}"):
+        DPODataset(write(tmp_path / "a.jsonl", [row]), tokenizer, 64, say=None)
+
+
+def test_pairs_are_not_for_other_stages(tokenizer, tmp_path):
+    for kind, expected in (
+        (SFTDataset, "conversations"),
+        (PretrainDataset, "documents"),
+        (MixtureDataset, "documents or"),
+    ):
+        with pytest.raises(ValueError, match=f"a pair row; here {expected}"):
+            kind(write(tmp_path / "a.jsonl", [pair("a", "b", "c")]), tokenizer, 64, say=None)
+
+
+def test_long_pairs_lose_the_same_turns_on_both_sides(tokenizer, tmp_path):
+    history = [message for number in range(6) for message in chat(f"question {number}", "yes")["conversations"]]
+    row = pair("last?", "a good answer", "bad")
+    long = {name: [{"role": "system", "content": "S"}, *history, *messages] for name, messages in row.items()}
+    short = {name: [{"role": "system", "content": "S"}, *history[-2:], *messages] for name, messages in row.items()}
+    size = sum(len(render_messages(messages, tokenizer).input_ids) for messages in short.values())
+    trimmed, expected = (
+        DPODataset(write(tmp_path / f"{name}.jsonl", [rows]), tokenizer, size, say=None)
+        for name, rows in (("long", long), ("short", short))
+    )
+    assert trimmed.summary.shortened == 1 and pieces_of(trimmed[0]) == pieces_of(expected[0])
+    with pytest.raises(ValueError, match="1 longer than the window: the two answers do not fit with their prompt"):
+        DPODataset(tmp_path / "long.jsonl", tokenizer, 24, say=None)
+
+
+THINKING = chat("Why?", "So.", reasoning_content="Think first.")
+
+
+def test_reasoning_is_kept_dropped_or_emptied(tokenizer, tmp_path):
+    path = write(tmp_path / "a.jsonl", [THINKING])
+
+    def row(kind, reasoning, path=path):
+        data = kind(path, tokenizer, 96, reasoning=reasoning, say=None)
+        ids, labels = pieces_of(data[0])[0]
+        return tokenizer.decode(ids), tokenizer.decode([label for label in labels if label != IGNORED_LABEL])
+
+    question = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    thought = "<think>\nThink first.\n</think>\n\nSo.<|im_end|>"
+    assert row(SFTDataset, "keep") == (question + thought + "\n", thought)
+    assert row(SFTDataset, "drop") == (question + "So.<|im_end|>\n", "So.<|im_end|>")
+    assert row(SFTDataset, "empty") == (question + "<think>\n\n</think>\n\nSo.<|im_end|>\n", "So.<|im_end|>")
+    prompt = render_prompt([{"role": "user", "content": "Why?"}], tokenizer, open_thinking=False)
+    assert row(SFTDataset, "empty")[0].startswith(tokenizer.decode(prompt)), (
+        "what a chat without thinking is asked with"
+    )
+    rejected = chat("Why?", "No.", reasoning_content="Other thoughts.")
+    both = {"chosen": THINKING["conversations"], "rejected": rejected["conversations"]}
+    pairs = write(tmp_path / "b.jsonl", [both])
+    for reasoning, blocks in (("keep", 2), ("drop", 0), ("empty", 2)):
+        data = DPODataset(pairs, tokenizer, 128, reasoning=reasoning, say=None)
+        sides = [tokenizer.decode(ids) for ids, _ in pieces_of(data[0])]
+        assert sum(side.count("<think>") for side in sides) == blocks, "alike on both sides"
+        assert any("thoughts" in side for side in sides) == (reasoning == "keep")
+
+
+def test_duplicates_are_counted_and_dropped_on_request(tokenizer, tmp_path):
+    rows = [{"text": f"row {number % 30}"} for number in range(100)]
+    path = write(tmp_path / "a.jsonl", rows)
+    data = PretrainDataset(path, tokenizer, 32, dedup=True, say=None)
+    assert (data.summary.documents, data.summary.duplicates) == (30, 70)
+    assert PretrainDataset(path, tokenizer, 32, say=None).summary.duplicates == 0
+    across = PretrainDataset([path, write(tmp_path / "b.jsonl", rows[:40])], tokenizer, 32, dedup=True, say=None)
+    assert (across.summary.documents, across.summary.duplicates) == (30, 110)
+    named = write(tmp_path / "c.jsonl", [chat("a", "b") | {"id": 1}, {"id": 2} | chat("a", "b"), chat("a", "c")])
+    assert SFTDataset(named, tokenizer, 32, dedup=True, say=None).summary.duplicates == 1, "an id is no content"
+
+
+def test_prompts_end_where_the_answer_begins(tokenizer, tmp_path):
+    tools = [{"type": "function", "function": {"name": "calculate"}}]
+    rows = [
+        THINKING | {"gt": ["So"], "difficulty": 3},
+        {"messages": [{"role": "user", "content": "2+2?"}], "tools": tools},
+        {"question": "x", "answer": "y"},
+        {"messages": [{"role": "user", "content": "long " * 99}]},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    data = PromptDataset(path, tokenizer, 64, say=None)
+    assert len(data) == 3 and data.summary.skipped == {"prompt longer than the window": 1}
+    first = data[0]
+    assert first["input_ids"].tolist() == render_prompt([{"role": "user", "content": "Why?"}], tokenizer)
+    assert (first["labels"] == IGNORED_LABEL).all() and first["labels"].shape == first["input_ids"].shape
+    assert first["reference"]["content"] == "So." and first["extra"] == {"gt": ["So"], "difficulty": 3}
+    whole = render_messages(THINKING["conversations"], tokenizer).input_ids
+    assert whole[: len(first["input_ids"])] == first["input_ids"].tolist()
+    assert data[1]["reference"] is None and data[1]["tools"] == tools
+    assert data[2]["messages"] == [{"role": "user", "content": "x"}] and data[2]["extra"] == {"answer": "y"}
+    thinking = PromptDataset(path, tokenizer, 64, open_thinking=True, say=None)
+    assert tokenizer.decode(thinking[0]["input_ids"]).endswith("<think>\n")
+    assert data.summary.fingerprint != thinking.summary.fingerprint
+    with pytest.raises(ValueError, match="a.jsonl: no usable prompt; 3 prompt longer than the window|no usable prompt"):
+        PromptDataset(path, tokenizer, 4, say=None)
+    with pytest.raises(ValueError, match="a.jsonl:1: .*no message before the answer"):
+        PromptDataset(write(tmp_path / "a.jsonl", [{"messages": [{"role": "assistant", "content": "x"}]}]), tokenizer)
