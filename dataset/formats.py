@@ -92,7 +92,11 @@ def messages_from_row(row: dict[str, Any]) -> tuple[list[Message], list[dict[str
     elif "prompt" in row and "completion" in row:
         raw = [*_as_messages(row["prompt"], "user"), *_as_messages(row["completion"], "assistant")]
     else:
-        question = "\n".join(part for part in (row["instruction"], row.get("input")) if part)
+        parts = {name: row.get(name) or "" for name in ("instruction", "input")}
+        for name, part in parts.items():
+            if not isinstance(part, str):
+                raise ValueError(f"{name!r} is {_kind(part)}, not a string")
+        question = "\n".join(filter(None, parts.values()))
         raw = _exchange(question, row["output"])
     if key is None and isinstance(row.get("system"), str) and row["system"]:
         raw = [{"role": "system", "content": row["system"]}, *raw]
@@ -116,7 +120,7 @@ def pair_from_row(
         if not isinstance(answer, str | list) or not answer:
             raise ValueError(f"{name!r} is {_kind(answer)}, not a list of messages or an answer's text")
         raw = _as_messages(answer, "assistant")
-        if isinstance(raw[0], dict) and ROLE_NAMES.get(raw[0].get("role", raw[0].get("from"))) == "assistant":
+        if isinstance(raw[0], dict) and _role_of(raw[0]) == "assistant":
             if not row.get("prompt"):
                 raise ValueError(f"{name!r} is an answer alone, so a 'prompt' must stand beside it")
             raw = [*_as_messages(row["prompt"], "user"), *raw]
@@ -167,10 +171,9 @@ def normalise_messages(raw: Sequence[Any]) -> tuple[list[Message], list[dict[str
 def _normalise_message(message: Any) -> Message:
     if not isinstance(message, dict):
         raise ValueError(f"is {_kind(message)}, not an object with 'role' and 'content'")
-    name = message.get("role", message.get("from"))
-    role = ROLE_NAMES.get(name) if isinstance(name, str) else None
+    role = _role_of(message)
     if role is None:
-        raise ValueError(f"role {name!r} is not one of {', '.join(ROLES)}")
+        raise ValueError(f"role {message.get('role', message.get('from'))!r} is not one of {', '.join(ROLES)}")
     content = _content_text(message.get("content", message.get("value")), role)
     if role != "assistant":
         return {"role": role, "content": content}
@@ -180,6 +183,12 @@ def _normalise_message(message: Any) -> Message:
     check_encodable(reasoning)
     calls = _normalise_calls(message.get("tool_calls"))
     return _assistant_message(content, reasoning, calls)
+
+
+def _role_of(message: Message) -> str | None:
+    """One of `ROLES`, whatever the message calls it; None if it is none of them."""
+    name = message.get("role", message.get("from"))
+    return ROLE_NAMES.get(name) if isinstance(name, str) else None
 
 
 def _assistant_message(content: str, reasoning: str, calls: list[dict[str, Any]]) -> Message:

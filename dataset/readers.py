@@ -228,7 +228,9 @@ def _hub_rows(path: str) -> Any:
 def _rows_of_datasets(path: str) -> Iterator[dict[str, Any]]:
     # Imported here: it takes a second, and jsonl and text do without.
     from datasets import load_dataset
+    from datasets.utils import logging
 
+    logging.set_verbosity(logging.CRITICAL)  # it prints what it raises as well
     try:
         if path.startswith(HUB_PREFIX):
             rows = _hub_rows(path)

@@ -137,9 +137,12 @@ class _Job:
         batches = []
         for part, held_out in (("train", False), ("validation", True)):
             batches.append(self.maker.make(split_few(rows, part), held_out))
-        # A document that was cut in two is still one row.
+        # A document that was cut in two is still one row; bad rows are told in the order in which they stand.
         batches[1].rows_read = reader.bad_rows.rows_read - batches[0].rows_read
-        batches[1].rejected += [(bad.path, bad.line, bad.reason) for bad in reader.bad_rows.first]
+        bad = [(bad.path, bad.line, bad.reason) for bad in reader.bad_rows.first]
+        bad += [bad for batch in batches for bad in batch.rejected]
+        batches[0].rejected = sorted(bad, key=lambda row: (self.files.index(row[0]), row[1]))
+        batches[1].rejected = []
         return batches
 
     def _blocks(self, file: str, size: int) -> Iterator[Block]:

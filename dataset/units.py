@@ -150,6 +150,7 @@ class UnitMaker:
             except ValueError as error:
                 batch.rejected.append((row.path, row.line, str(error)))
         units = [*self._encode(documents), *self._render(chats, batch)]
+        batch.rejected.sort(key=lambda bad: bad[:2])  # what the template refuses is known last
         if units:
             stretches = itertools.chain.from_iterable(unit.ids for unit in units)
             batch.tokens = np.fromiter(itertools.chain.from_iterable(stretches), dtype=self.dtype)
