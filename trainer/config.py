@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import random
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -310,7 +311,7 @@ def user_errors() -> Iterator[None]:
     """Wrap an entry's main: a ValueError or a missing file becomes one message on stderr and exit code 2.
 
     Only errors raised by this repository's own code are meant for users. One that comes out of a library is a check
-    that we forgot: it keeps its traceback, as does everything else.
+    that we forgot: it keeps its traceback, as does everything else. Ctrl-C ends with code 130.
     """
     try:
         yield
@@ -320,3 +321,6 @@ def user_errors() -> Iterator[None]:
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        raise SystemExit(128 + signal.SIGINT) from None

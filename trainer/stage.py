@@ -78,8 +78,9 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
     settings = read_settings(stage, arguments)
     world = init_distributed_mode(settings.optimization.device)
     try:
+        # Until there is something to save, a signal ends the run at once: tokenising may take long.
+        run, tokenizer, notes, table = assemble(stage, settings, world)
         with stop_on_signals() as asked:
-            run, tokenizer, notes, table = assemble(stage, settings, world)
             run.stop_asked = lambda: asked.signal is not None
             resumed = resume(run)
             save_settings(run)

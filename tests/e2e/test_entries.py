@@ -48,6 +48,7 @@ def test_all_stages_on_two_ranks_from_a_foreign_folder(tmp_path):
         port = free.getsockname()[1]
     torchrun = [str(BIN / "torchrun"), "--nproc_per_node", "2", "--master_port", str(port)]
     folders = ["--save_dir", str(tmp_path / "out"), "--checkpoint_dir", str(tmp_path / "checkpoints")]
+    folders += ["--cache_dir", str(tmp_path / "cache")]
     tiny = TINY_RUN.replace(" --preset nano", "").split()
     stages = {
         "trainer/train_pretrain.py": ["--data_path", "my_text.jsonl", "--preset", "nano", *TINY_SHAPE.split()],

@@ -1,6 +1,7 @@
 """What bad input gets: one message that names it and the way out, and nothing written."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -159,3 +160,22 @@ def test_the_command_prints_one_line_and_leaves_with_2(tmp_path):
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith(f"error: {tmp_path}/nowhere.jsonl does not exist")
     assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_tokenising_ends_it_at_once_and_leaves_nothing(tmp_path, number):
+    rows = "".join(json.dumps({"text": f"row {index} " * 200}) + "\n" for index in range(60_000))
+    (tmp_path / "large.jsonl").write_text(rows)
+    command = [sys.executable, str(ROOT / "scripts/prepare_data.py"), "--data_path", "large.jsonl"]
+    command += ["--cache_dir", str(tmp_path / "cache"), "--save_dir", str(tmp_path / "card")]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = process.stdout.readline()
+    assert line.startswith("tokenising large.jsonl: ") and " s left" in line
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert not (tmp_path / "card").exists()
+    left = list((tmp_path / "cache").iterdir())
+    assert not [folder for folder in left if not folder.name.startswith(".")], "nothing that a later start would take"
+    assert number == signal.SIGTERM or left == []

@@ -71,7 +71,11 @@ def tiny(command: str, folder: Path) -> str:
         moe = " --num_experts 4" if "nano-moe" in command else ""
         shape = TINY_SHAPE + moe if starts_from_nothing else ""
         run = TINY_RUN if starts_from_nothing and "--preset" not in command else TINY_RUN.replace(" --preset nano", "")
-        return f"{command} {run}{shape} --save_dir {out} --checkpoint_dir {checkpoints}"
+        run = run.replace("--max_steps 2 ", "") if "--max_steps" in command else run
+        command = command.replace("--max_steps 1000", "--max_steps 2")
+        return f"{command} {run}{shape} --save_dir {out} --checkpoint_dir {checkpoints} --cache_dir {folder}/cache"
+    if "prepare_data.py" in command:
+        return f"{command} --save_dir {out}/data_card --cache_dir {folder}/cache"
     if "eval_llm.py" in command:
         return f"{command} --save_dir {out} --max_questions 4 --max_batches 1 --max_new_tokens 4 --device cpu"
     if "report.py" in command:
@@ -110,9 +114,18 @@ def test_every_command_of_the_readme_runs(workspace):
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         assert "Traceback" not in done.stderr, command
-    for name in ("pretrain_32", "mid_train_32", "full_sft_32", "my_base_32", "my_chat_32", "pretrain_moe_32_moe"):
+    for name in (
+        "pretrain_32",
+        "mid_train_32",
+        "full_sft_32",
+        "my_base_32",
+        "my_chat_32",
+        "my_stream_32",
+        "pretrain_moe_32_moe",
+    ):
         assert (workspace / "out" / name / "model.safetensors").is_file(), name
     assert (workspace / "out" / "report.md").is_file()
+    assert (workspace / "out" / "data_card" / "lengths.png").is_file()
 
 
 def test_both_readmes_have_the_same_commands():
