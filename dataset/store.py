@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 from dataset.readers import HUB_PREFIX, TextAs
 from dataset.sources import BadRow, BadRows
 from dataset.token_file import map_token_file
-from dataset.units import UNIT, UnitBatch, UnitOptions, add_counts
+from dataset.units import UNIT, UnitBatch, UnitOptions, add_counts, mask_of
 
 CACHE_FORMAT = 1  # raise it when the same input gives other tokens
 SAMPLED_BYTES = 2**20
@@ -155,8 +155,13 @@ class SourceWriter:
         self.num_tokens += len(batch.tokens)
         self.num_units += len(batch.table)
         try:
+            arrays = {
+                "tokens": batch.tokens,
+                "table": batch.table,
+                "trained": mask_of(batch) if self.keep_mask else None,
+            }
             for name, file in self.files.items():
-                content = np.ascontiguousarray(getattr(batch, name)).view(np.uint8)
+                content = np.ascontiguousarray(arrays[name]).view(np.uint8)
                 file.write(content)
                 self.digest.update(content)
         except OSError as error:

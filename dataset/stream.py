@@ -31,6 +31,7 @@ from dataset.readers import BLOCK_BYTES, HUB_PREFIX, Block, Position, TextAs, re
 from dataset.selection import DataSummary
 from dataset.sources import BadRows, RowReader, expand_shards, is_held_out, parse_sources, row_hash
 from dataset.store import file_sample
+from dataset.token_file import is_token_file
 from dataset.tokenise import Say
 from dataset.units import UnitBatch, UnitMaker, UnitOptions, join_batches
 from dataset.workers import make_from_block
@@ -112,11 +113,14 @@ class StreamDataset:
         seed: int = 0,
         say: Say | None = print,
     ):
-        self.kind, self.seed, self.say, self.hold_out, self.text_as = kind, seed, say, hold_out, text_as
+        self.kind, self.seed, self.hold_out, self.text_as = kind, seed, hold_out, text_as
+        self.say: Say | None = None  # what the preview meets, the stream meets again
         self.max_length, self.loss_on = options.max_length, loss_on
         self.maker = UnitMaker(tokenizer, options)
         self.sources = parse_sources(data_path)
         self.files = [expand_shards(source.path) for source in self.sources]
+        if token_files := [file for files in self.files for file in files if is_token_file(file)]:
+            raise ValueError(f"{token_files[0]} holds tokens that are mapped as they are; leave --streaming out")
         sizes = [sum(_size(file) for file in files) for files in self.files]
         weights = [source.weight for source in self.sources]
         if None in weights:
@@ -133,7 +137,7 @@ class StreamDataset:
         if self.preview is None:
             self.bad_rows.check(say)
             raise ValueError(f"{', '.join(source.path for source in self.sources)}: no usable row")
-        self.bad_rows = BadRows(strict)
+        self.bad_rows, self.say = BadRows(strict), say
 
     def _fingerprint(self) -> str:
         files = [[Path(file).name, *file_sample(file)] for files in self.files for file in files]
@@ -144,8 +148,9 @@ class StreamDataset:
     def describe(self) -> str:
         """What a run says of its data before it starts."""
         count = sum(map(len, self.files))
+        files, lanes = "file" if count == 1 else "files", "lane" if self.num_lanes == 1 else "lanes"
         return (
-            f"a stream of {count:,} files, {self.num_bytes / 1e9:,.2f} GB, in {self.num_lanes} lanes, "
+            f"a stream of {count:,} {files}, {self.num_bytes / 1e9:,.2f} GB, in {self.num_lanes} {lanes}, "
             f"rows of {self.max_length}"
         )
 

@@ -12,10 +12,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from dataset.chat import Conversation, RenderedChat, chat_renderer, plain_encoder, trim_pair, trim_to_window
+from dataset.chat import (
+    Conversation,
+    RenderedChat,
+    chat_renderer,
+    encoder_of_normal_text,
+    is_normal,
+    plain_encoder,
+    trim_pair,
+    trim_to_window,
+)
 from dataset.formats import messages_from_row, pair_from_row, row_kind, text_from_row
 from dataset.readers import Row
-from dataset.sources import is_held_out, row_hash
+from dataset.sources import HELD_OUT_BELOW, row_hash
 from dataset.token_bytes import token_byte_lengths
 
 CHUNK_ROWS = 512
@@ -79,7 +88,7 @@ class UnitBatch:
 
     Attributes:
         tokens: (N,) uint16 or uint32.
-        trained: (N,) bool, whether a token may be a target.
+        trained: (N,) bool, whether a token may be a target; None where every one may.
         table: (U,) of dtype `UNIT`, a record a unit, in order.
         rows_read: rows that were looked at.
         rejected: (path, line, reason) of rows that cannot be used.
@@ -88,7 +97,7 @@ class UnitBatch:
     """
 
     tokens: np.ndarray
-    trained: np.ndarray
+    trained: np.ndarray | None
     table: np.ndarray
     rows_read: int = 0
     rejected: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
@@ -112,7 +121,7 @@ class UnitMaker:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: UnitOptions):
         self.options = options
         self.dtype = token_dtype(len(tokenizer))
-        self.encoder = plain_encoder(tokenizer)
+        self.encoder, self.encoder_of_normal_text = plain_encoder(tokenizer), encoder_of_normal_text(tokenizer)
         self.renderer = None if options.kinds == "document" else chat_renderer(tokenizer)
         self.token_bytes = token_byte_lengths(tokenizer).numpy()
         # A document has <|endoftext|> at both ends. The last teaches the model to stop; the first is there because a
@@ -124,7 +133,7 @@ class UnitMaker:
 
     def empty(self) -> UnitBatch:
         """A batch without units."""
-        return UnitBatch(np.empty(0, self.dtype), np.empty(0, bool), np.empty(0, UNIT))
+        return UnitBatch(np.empty(0, self.dtype), None, np.empty(0, UNIT))
 
     def make(self, rows: Iterable[Row], held_out: bool | None = None) -> UnitBatch:
         """Units of rows, the good and the bad.
@@ -154,12 +163,9 @@ class UnitMaker:
         if units:
             stretches = itertools.chain.from_iterable(unit.ids for unit in units)
             batch.tokens = np.fromiter(itertools.chain.from_iterable(stretches), dtype=self.dtype)
-            batch.trained = np.ones(len(batch.tokens), dtype=bool)
-            end = 0
-            for unit in units:
-                start, end = end, end + unit.length
-                if unit.mask is not None:
-                    batch.trained[start:end] = unit.mask
+            if chats:
+                masks = [unit.mask or itertools.repeat(True, unit.length) for unit in units]
+                batch.trained = np.fromiter(itertools.chain.from_iterable(masks), dtype=bool)
             batch.table = self._describe(units, batch, held_out)
         return batch
 
@@ -184,7 +190,8 @@ class UnitMaker:
         stretches = [stretches_of(text) for _, text in documents]
         flat = [stretch for parts in stretches for stretch in parts]
         edge = [self.separator]
-        encoded = iter(self.encoder.encode_batch_fast(flat, add_special_tokens=False) if flat else ())
+        encoder = self.encoder_of_normal_text if all(map(is_normal, flat)) else self.encoder
+        encoded = iter(encoder.encode_batch_fast(flat, add_special_tokens=False) if flat else ())
         for (row, _), parts in zip(documents, stretches, strict=True):
             ids = [edge, *(encoding.ids for encoding in itertools.islice(encoded, len(parts))), edge]
             yield _Unit(row, ids, sum(map(len, ids)), mask=None, is_document=True)
@@ -230,12 +237,12 @@ class UnitMaker:
         table["bytes"] = np.add.reduceat(self.token_bytes[batch.tokens], starts)
         # Nothing precedes a unit's first token, nor that of a pair's second side: neither is ever a target.
         seconds = starts + table["first_length"]
-        table["supervised"] = np.add.reduceat(batch.trained, starts, dtype=np.int64) - batch.trained[starts]
-        table["supervised"] -= batch.trained[seconds] & (table["first_length"] > 0)
+        trained = mask_of(batch)
+        table["supervised"] = np.add.reduceat(trained, starts, dtype=np.int64) - trained[starts]
+        table["supervised"] -= trained[seconds] & (table["first_length"] > 0)
         table["row_hash"] = [row_hash(unit.row.value) for unit in units]
         table["is_document"] = [unit.is_document for unit in units]
-        by_hash = [is_held_out(int(value)) for value in table["row_hash"]]
-        table["held_out"] = by_hash if held_out is None else held_out
+        table["held_out"] = table["row_hash"] < np.uint64(HELD_OUT_BELOW) if held_out is None else held_out
         return table
 
 
@@ -281,15 +288,22 @@ def join_batches(batches: Sequence[UnitBatch]) -> UnitBatch:
         behind += len(batch.tokens)
     whole = UnitBatch(
         tokens=np.concatenate([batch.tokens for batch in batches]),
-        trained=np.concatenate([batch.trained for batch in batches]),
+        trained=None,
         table=np.concatenate([batch.table for batch in batches]),
         rows_read=sum(batch.rows_read for batch in batches),
         rejected=[bad for batch in batches for bad in batch.rejected],
         shortened=sum(batch.shortened for batch in batches),
     )
+    if any(batch.trained is not None for batch in batches):
+        whole.trained = np.concatenate([mask_of(batch) for batch in batches])
     for batch in batches:
         add_counts(whole.skipped, batch.skipped)
     return whole
+
+
+def mask_of(batch: UnitBatch) -> np.ndarray:
+    """(N,) bool, which tokens of a batch may be targets."""
+    return np.ones(len(batch.tokens), dtype=bool) if batch.trained is None else batch.trained
 
 
 def add_counts(total: dict[str, int], counts: dict[str, int]) -> None:

@@ -5,6 +5,7 @@ from transformers import PreTrainedTokenizerBase
 from dataset.builtin.store import ensure_builtin_corpus
 from dataset.lm_dataset import MixtureDataset, PackedDataset, PretrainDataset, SFTDataset
 from dataset.stream import StreamDataset
+from dataset.tokenise import Say
 from dataset.units import UnitOptions
 from trainer.config import ROOT, DataArguments
 
@@ -13,24 +14,37 @@ BUILTIN_FOLDER = ROOT / "data" / "builtin"
 Data = tuple[PackedDataset | StreamDataset, dict[str, PackedDataset]]
 
 
-def build_pretrain_data(arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int) -> Data:
+def build_pretrain_data(
+    arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int, say: Say | None = print
+) -> Data:
     """Documents to train on; validation source "text"."""
     train, validation = _paths(arguments, "pretrain.train", {"text": "pretrain.val"})
-    return _build(PretrainDataset, arguments, tokenizer, seed, train, validation, {"text": PretrainDataset})
+    return _build(PretrainDataset, arguments, tokenizer, seed, say, train, validation, {"text": PretrainDataset})
 
 
-def build_mid_train_data(arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int) -> Data:
+def build_mid_train_data(
+    arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int, say: Say | None = print
+) -> Data:
     """Documents and conversations to train on; validation sources "text" and "chat"."""
     train, validation = _paths(arguments, "midtrain.train", {"text": "pretrain.val", "chat": "sft.val"})
     return _build(
-        MixtureDataset, arguments, tokenizer, seed, train, validation, {"text": MixtureDataset, "chat": MixtureDataset}
+        MixtureDataset,
+        arguments,
+        tokenizer,
+        seed,
+        say,
+        train,
+        validation,
+        {"text": MixtureDataset, "chat": MixtureDataset},
     )
 
 
-def build_sft_data(arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int) -> Data:
+def build_sft_data(
+    arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int, say: Say | None = print
+) -> Data:
     """Conversations to train on; validation source "chat"."""
     train, validation = _paths(arguments, "sft.train", {"chat": "sft.val"})
-    return _build(SFTDataset, arguments, tokenizer, seed, train, validation, {"chat": SFTDataset})
+    return _build(SFTDataset, arguments, tokenizer, seed, say, train, validation, {"chat": SFTDataset})
 
 
 def _paths(
@@ -53,6 +67,7 @@ def _build(
     arguments: DataArguments,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
+    say: Say | None,
     train_paths: list[str],
     validation_paths: dict[str, list[str]] | None,
     validation_kinds: dict[str, type[MixtureDataset]],
@@ -63,7 +78,7 @@ def _build(
     stored = {"max_length": arguments.max_seq_len, "cache_dir": arguments.cache_dir} | rules | common
     if arguments.streaming:
         options = UnitOptions(kind.kinds, arguments.max_seq_len, **rules)
-        train = StreamDataset(kind, train_paths, tokenizer, options, arguments.loss_on, held_out, **common)
+        train = StreamDataset(kind, train_paths, tokenizer, options, arguments.loss_on, held_out, say=say, **common)
     else:
         train = kind(
             train_paths,
@@ -72,6 +87,7 @@ def _build(
             loss_on=arguments.loss_on,
             dedup=bool(arguments.dedup),
             part="train" if held_out else "all",
+            say=say,
             **stored,
         )
     # Validation is always packed, always on what the assistant says, and never needs a second list of bad rows.

@@ -312,8 +312,10 @@ class Meter:
 
 
 @torch.no_grad()
-def estimate_loss(run: Run) -> dict[str, LossSums]:
-    """Loss sums over `eval_iters` batches of some training rows ("train") and of each validation set, over all ranks.
+def estimate_loss(run: Run, iterations: int | None = None) -> dict[str, LossSums]:
+    """Loss sums of some training rows ("train") and of each validation set, over all ranks.
+
+    Each set gives `iterations` batches, by default `--eval_iters`.
 
     The rows are the first of a fixed order, so that every evaluation of a run sees the same ones. It is another order
     than the training's: the rows that are trained first are also learned first, and then forgotten.
@@ -331,16 +333,16 @@ def estimate_loss(run: Run) -> dict[str, LossSums]:
         )
         loader = make_loader(run, data, sampler)
         # The iterations are of the whole run, so that more ranks do not mean more rows.
-        steps = min(len(sampler), math.ceil(run.settings.run.eval_iters / world.size))
+        steps = min(len(sampler), math.ceil((iterations or run.settings.run.eval_iters) / world.size))
         with run.autocast():
             sums = evaluate_bpb(run.bare_model, loader, steps, run.token_bytes.to(world.device))
         results[name] = LossSums.from_tensor(all_reduce_sum(sums.to_tensor(world.device)))
     return results
 
 
-def log_evaluation(run: Run) -> dict[str, Any]:
+def log_evaluation(run: Run, iterations: int | None = None) -> dict[str, Any]:
     """Evaluate, print, and append to metrics.jsonl: train_loss, validation_loss, validation_bpb, and both by source."""
-    results = estimate_loss(run)
+    results = estimate_loss(run, iterations)
     metrics: dict[str, Any] = {"tokens": run.progress.tokens, "train_loss": results["train"].loss}
     validation = {name: sums for name, sums in results.items() if name != "train"}
     if validation:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import platform
 import signal
 import threading
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 import transformers
 import yaml
-from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from dataset.chat import render_prompt
@@ -21,6 +21,7 @@ from dataset.lm_dataset import collate_rows
 from dataset.store import tokenizer_fingerprint
 from dataset.stream import StreamDataset
 from dataset.token_bytes import token_byte_lengths
+from dataset.tokenise import Say
 from eval.stages import command_line
 from model.decoding import generate_tokens
 from model.fast_path import keep_freed_memory
@@ -36,6 +37,7 @@ from trainer.config import (
     parse_arguments,
     setup_seed,
 )
+from trainer.data import Data
 from trainer.distributed import World, init_distributed_mode, main_first, shutdown, wrap_model
 from trainer.engine import Run, estimate_total_steps, log_evaluation, rows_per_step, train_epoch
 from trainer.losses import StepContext, count_tokens, equal_expert_loads
@@ -52,7 +54,7 @@ class Stage:
     Attributes:
         name: the result's default name, `--save_weight`.
         description: the first lines of --help.
-        build_data: (data flags, tokenizer, seed) -> training rows, and validation rows by source name.
+        build_data: (data flags, tokenizer, seed, what prints) -> training rows, and validation rows by source name.
         loss: see `trainer.losses`.
         defaults: this stage's own defaults of flags, by name.
         start_from: names that `--from_weight auto` looks for, the best first.
@@ -61,7 +63,7 @@ class Stage:
 
     name: str
     description: str
-    build_data: Callable[[DataArguments, PreTrainedTokenizerBase, int], tuple[Dataset, dict[str, Dataset]]]
+    build_data: Callable[[DataArguments, PreTrainedTokenizerBase, int, Say | None], Data]
     loss: Callable[..., Any]
     defaults: dict[str, Any]
     start_from: tuple[str, ...] = ()
@@ -87,7 +89,9 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             introduce(run, stage, notes, table, resumed)
             dry_run(run)
             if run.progress.step == 0:
-                log_evaluation(run)
+                # Random weights score the logarithm of the vocabulary: a short look, so that the first step comes soon.
+                is_random = settings.model.from_weight == "none"
+                log_evaluation(run, math.ceil(settings.run.eval_iters / 4) if is_random else None)
             while run.progress.step < run.total_steps and not asked.signal and train_epoch(run):
                 pass
             if run.progress.step < run.total_steps:
@@ -122,7 +126,8 @@ def assemble(
     )
     folder = weights.result_folder(options.save_dir, options.save_weight, model.config)
     weights.check_result_folder(folder, model.config)
-    train_data, validation_data = main_first(lambda: stage.build_data(settings.data, tokenizer, optimization.seed))
+    say = print if world.is_main else None
+    train_data, validation_data = main_first(lambda: stage.build_data(settings.data, tokenizer, optimization.seed, say))
     if isinstance(train_data, StreamDataset):
         train_data.start(world.rank, world.size)
 
@@ -186,7 +191,8 @@ def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGro
     say(f"  data: {run.train_data.describe()}")
     for reason, count in data.skipped.items():
         say(f"  left out: {count:,} {reason}")
-    say("  validation: " + ", ".join(f"{name} {len(rows):,} rows" for name, rows in run.validation_data.items()))
+    validation = ", ".join(f"{name} {len(rows):,} rows" for name, rows in run.validation_data.items())
+    say(f"  validation: {validation or 'none'}")
     rows = rows_per_step(run)
     say(
         f"  steps: {run.total_steps:,} of {rows} rows ({rows * window:,} tokens): {settings.optimization.batch_size} a "

@@ -252,6 +252,35 @@ OPENAI = {
     ],
     "tools": TOOLS,
 }
+# Reasoning, words, a call and its result, in each of the forms that users have; all mean the same conversation.
+ACTED = "<think>\nAdd them.\n</think>\n\nLet me see.\n" + CALL_BLOCK
+PARTS = {"reasoning_content": "Add them.", "content": "Let me see."}
+RESULT = {"role": "tool", "content": "4"}
+ENDED = {"role": "assistant", "content": "<think>Done.</think>\n\nIt is 4."}
+ACTING = turn("system", "S\n\n" + TOOLS_BLOCK) + turn("user", "2+2?") + said(ACTED)
+ACTING_TWICE = (
+    ACTING
+    + turn("user", "\n<tool_response>\n4\n</tool_response>".removeprefix("\n"))
+    + said("<think>\nDone.\n</think>\n\nIt is 4.")
+)
+ASKED = [{"role": "system", "content": "S"}, {"role": "user", "content": "2+2?"}]
+SAME = [
+    ({"conversations": [ASKED[0] | {"tools": json.dumps(TOOLS)}, ASKED[1],
+                        {"role": "assistant", "tool_calls": json.dumps([CALL]), **PARTS}, RESULT, ENDED]},
+     ACTING_TWICE),
+    ({"messages": [*ASKED, {"role": "assistant", "tool_calls": [OPENAI_CALL], **PARTS}, RESULT, ENDED], "tools": TOOLS},
+     ACTING_TWICE),
+    ({"messages": [*ASKED,
+                   {"role": "assistant", "tool_calls": [CALL], "content": "<think>Add them.</think>Let me see."},
+                   RESULT, ENDED], "tools": json.dumps([{"name": "calculate"}])}, ACTING_TWICE),
+    ({"conversations": [{"from": "system", "value": "S"}, {"from": "human", "value": "2+2?"},
+                        {"from": "gpt", "value": ACTED}, {"from": "observation", "value": "4"},
+                        {"from": "gpt", "value": ENDED["content"]}], "tools": json.dumps(TOOLS)}, ACTING_TWICE),
+    ({"instruction": "2+2?", "input": "", "output": ACTED, "system": "S", "tools": TOOLS}, ACTING),
+    ({"prompt": ASKED, "completion": [{"role": "assistant", "content": ACTED}], "tools": TOOLS}, ACTING),
+    ({"prompt": "2+2?", "completion": ACTED, "system": "S", "tools": json.dumps(TOOLS)}, ACTING),
+    ({"question": "2+2?", "answer": ACTED, "system": "S", "tools": TOOLS}, ACTING),
+]  # fmt: skip
 WRITTEN_OUT = {"prompt": [{"role": "user", "content": "2+2?"}], "completion": "So.\n" + CALL_BLOCK}
 GOLDEN = [
     ({"question": "2+2?", "answer": "4"}, turn("user", "2+2?") + said("4")),
@@ -283,7 +312,7 @@ def ids_of(tokenizer, marked: str) -> tuple[list[int], list[int]]:
     return ids, mask
 
 
-@pytest.mark.parametrize("row, expected", GOLDEN)
+@pytest.mark.parametrize("row, expected", GOLDEN + SAME)
 def test_golden_rows(tokenizer, row, expected):
     chat = render(tokenizer, messages_from_row(row))
     assert (chat.input_ids, chat.assistant_mask) == ids_of(tokenizer, expected)
@@ -411,7 +440,7 @@ def test_mask_equals_trl(tokenizer, tmp_path):
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from trl import SFTConfig, SFTTrainer
 
-    rows = [messages_from_row(row)[0] for row, _ in GOLDEN]
+    rows = [messages_from_row(row)[0] for row, _ in GOLDEN + SAME]
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=8,

@@ -232,6 +232,12 @@ def test_changed_data_changes_the_fingerprint_and_moved_data_does_not(tokenizer,
     assert stream(write(tmp_path / "a.jsonl", rows_of(21)), tokenizer).summary.fingerprint != before
 
 
+def test_token_files_are_not_streamed(tokenizer, tmp_path):
+    np.arange(40, 90, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    with pytest.raises(ValueError, match="a.bin holds tokens that are mapped as they are; leave --streaming out"):
+        stream(str(tmp_path / "a.bin"), tokenizer)
+
+
 def test_the_state_is_plain_and_small(tokenizer, tmp_path):
     data = stream(write(tmp_path / "a.jsonl", rows_of(200)), tokenizer)
     take(data, 50)

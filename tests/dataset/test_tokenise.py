@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import time
+import unicodedata
 
 import numpy as np
 import pyarrow
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from dataset import store, tokenise, units, workers
 from dataset.chat import plain_encoder
 from dataset.lm_dataset import PretrainDataset, SFTDataset
+from dataset.readers import Row
 from dataset.store import FlatArray, all_trained, load_cached
 from dataset.tokenise import tokenise as tokenise_source
 from dataset.units import UnitMaker, UnitOptions, stretches_of
@@ -253,6 +255,21 @@ def test_long_texts_are_cut_where_it_makes_no_difference(tokenizer, paragraphs):
         units.STRETCH_CHARACTERS = before
     assert "".join(stretches) == text
     assert [token for stretch in stretches for token in encode(stretch).ids] == encode(text).ids
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(st.lists(st.one_of(ANY_TEXT, LINES.map("".join)), min_size=1, max_size=4))
+def test_documents_are_encoded_as_the_tokenizer_does(tokenizer, found):
+    rows = [Row({"text": text}, "a", line) for line, text in enumerate(found, start=1)]
+    batch = UnitMaker(tokenizer, DOCUMENTS).make(rows)
+    encode = plain_encoder(tokenizer).encode
+    expected = [[0, *encode(text).ids, 0] for text in found if text.strip()]
+    assert [batch.tokens[unit["start"] :][: unit["length"]].tolist() for unit in batch.table] == expected
+    assert batch.table["bytes"].tolist() == [
+        len(unicodedata.normalize("NFC", text).encode()) for text in found if text.strip()
+    ]
 
 
 def test_flat_arrays_read_across_parts_and_travel_by_name(tmp_path):
