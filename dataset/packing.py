@@ -73,14 +73,9 @@ def pack_documents(
     # begins with its last token, so rows begin every max_length - 1 tokens. Where a row ends with a document, nothing
     # is repeated, and all later rows begin one token later.
     firsts, total, step = _starts_of(lengths), int(lengths.sum()), max_length - 1
-    delays: list[int] = []
-    due = 1 % step
-    for first, rest in zip(firsts.tolist(), (firsts % step).tolist(), strict=True):
-        if rest == due and first >= max_length + len(delays):
-            delays.append(first)
-            due = (len(delays) + 1) % step
+    delays = _document_starts_at_row_ends(firsts, max_length)
     numbers = np.arange(-(-total // step))
-    delayed_rows = (np.array(delays, dtype=np.int64) - np.arange(1, len(delays) + 1)) // step
+    delayed_rows = (delays - np.arange(1, len(delays) + 1)) // step
     row_starts = numbers * step + np.searchsorted(delayed_rows, numbers, side="right")
     row_starts = row_starts[: 1 + np.count_nonzero(row_starts + max_length < total)]
 
@@ -103,6 +98,27 @@ def pack_documents(
     piece_starts = np.insert(piece_starts, last + 1, tail_starts)
     piece_lengths = np.insert(piece_lengths, last + 1, 2)
     return _plan(piece_starts, piece_lengths, row_pieces + np.searchsorted(last, row_pieces), max_length)
+
+
+def _document_starts_at_row_ends(firsts: np.ndarray, max_length: int) -> np.ndarray:
+    """The documents' beginnings at which a row ends; each of them makes all later rows begin one token later.
+
+    With k of them behind it, a row ends at k + 1 modulo max_length - 1: the next one is the next of that remainder.
+    """
+    step = max_length - 1
+    rests = (firsts % step).astype(np.min_scalar_type(step))  # few bits are sorted ten times as fast
+    order = np.argsort(rests, kind="stable")
+    bounds = np.searchsorted(rests[order], np.arange(step + 1))
+    by_rest = firsts[order]
+    found: list[int] = []
+    while True:
+        due = (len(found) + 1) % step
+        candidates = by_rest[bounds[due] : bounds[due + 1]]
+        earliest = max(max_length + len(found), found[-1] + 1 if found else 0)
+        index = int(np.searchsorted(candidates, earliest))
+        if index == len(candidates):
+            return np.array(found, dtype=np.int64)
+        found.append(int(candidates[index]))
 
 
 def pack_mixture(

@@ -91,7 +91,7 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             if run.progress.step == 0:
                 # Random weights score the logarithm of the vocabulary: a short look, so that the first step comes soon.
                 is_random = settings.model.from_weight == "none"
-                log_evaluation(run, math.ceil(settings.run.eval_iters / 4) if is_random else None)
+                log_evaluation(run, math.ceil(settings.run.eval_iters / 10) if is_random else None)
             while run.progress.step < run.total_steps and not asked.signal and train_epoch(run):
                 pass
             if run.progress.step < run.total_steps:
