@@ -304,7 +304,7 @@ class PromptDataset(Dataset):
         tokenizer: with a chat template.
         max_length: longest prompt; longer ones are left out and counted.
         open_thinking: as in `dataset.chat.render_prompt`.
-        strict, part, text_as, say: as for `MixtureDataset`.
+        strict, part, say: as for `MixtureDataset`.
 
     Raises:
         ValueError: no usable prompt, or too many bad rows.

@@ -97,7 +97,11 @@ def file_sample(file: str) -> list[Any]:
             raise ValueError(f"{file} is a folder; give it as a path, without {HUB_PREFIX}")
         from huggingface_hub import HfApi
 
-        return [file, HfApi().dataset_info(name).sha]
+        try:
+            return [file, HfApi().dataset_info(name).sha]
+        except Exception as error:  # the hub's library raises a dozen kinds of its own and the network's
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"{file} cannot be found on the hub: {reason}") from error
     size = os.path.getsize(file)
     with open(file, "rb") as opened:
         sample = hashlib.sha256(opened.read(SAMPLED_BYTES))

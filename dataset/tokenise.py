@@ -104,7 +104,7 @@ class _Job:
         workers: int | None,
         say: Say | None,
     ):
-        self.path, self.files, self.tokenizer, self.options = path, files, tokenizer, options
+        self.path, self.files = path, files
         self.split, self.text_as, self.say = split, text_as, say
         self.maker = UnitMaker(tokenizer, options)
         self.sizes = [0 if file.startswith(HUB_PREFIX) else os.path.getsize(file) for file in files]

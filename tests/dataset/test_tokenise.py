@@ -136,6 +136,11 @@ def test_a_full_disk_is_one_clear_error(tokenizer, tmp_path, monkeypatch):
     assert list(cache.iterdir()) == [], "nothing half done is left"
 
 
+def test_a_hub_that_cannot_be_reached(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="hub:nobody/nothing@train cannot be found on the hub: "):
+        tokenise_source("hub:nobody/nothing@train", tokenizer, DOCUMENTS, cache_dir=tmp_path, say=None)
+
+
 def test_a_cache_folder_that_cannot_be_made(tokenizer, tmp_path):
     path = write(tmp_path / "a.jsonl", texts(5))
     (tmp_path / "file").write_text("")
