@@ -33,7 +33,7 @@ from dataset.packing import (
 from dataset.readers import TextAs
 from dataset.selection import DataSummary, Units, complete_summary, select_units
 from dataset.sources import BadRows, Part, RowReader, parse_sources, split_held_out
-from dataset.store import FlatArray, TokenisedSource
+from dataset.store import FlatArray, TokenisedSource, columns_of
 from dataset.tokenise import Say, tokenise
 from dataset.units import Kind, Reasoning, UnitBatch, UnitMaker, UnitOptions, add_counts, mask_of, separator_id
 
@@ -224,7 +224,7 @@ class MixtureDataset(PackedDataset):
             held_out: the part that is taken; None takes both.
             only: as for the class.
         """
-        source = TokenisedSource("", batch.tokens, mask_of(batch), batch.table, BadRows(), {}, 0, "")
+        source = TokenisedSource("", batch.tokens, mask_of(batch), columns_of(batch.table), BadRows(), {}, 0, "")
         units, summary = Units([source], loss_on), DataSummary()
         part: Part = "all" if held_out is None else "validation" if held_out else "train"
         chosen = select_units(units, part, only, False, summary)

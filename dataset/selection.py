@@ -61,7 +61,7 @@ class Units:
     Attributes:
         tokens, trained: flat arrays, see `dataset.store.TokenisedSource`.
         starts, lengths: (U,) int64, where each unit lies in them.
-        source: (U,) int64, number of its source.
+        source: (U,) int16, number of its source.
         supervised: (U,) int64, tokens of each unit that are targets.
     """
 
@@ -74,19 +74,22 @@ class Units:
         self.trained = FlatArray(
             [all_trained(len(source.tokens)) if everything else source.trained for source in sources]
         )
-        behind = np.cumsum([0, *[len(source.tokens) for source in sources]])
-        self.starts = np.concatenate(
-            [source.table["start"] + start for source, start in zip(sources, behind, strict=False)]
-        )
         self.lengths = self.column("length")
+        self.source = np.repeat(
+            np.arange(len(sources), dtype=np.int16), [len(source.table["length"]) for source in sources]
+        )
+        self.starts = self.column("start")
+        if len(sources) > 1:
+            self.starts += np.cumsum([0, *[len(source.tokens) for source in sources]])[self.source]
         # The first token of a unit, and of a pair's second side, is never a target.
-        all_targets = self.lengths - 1 - (self.column("first_length") > 0)
-        self.supervised = all_targets if everything else self.column("supervised")
-        self.source = np.repeat(np.arange(len(sources)), [len(source.table) for source in sources])
+        self.supervised = self.column("supervised")
+        if everything:
+            self.supervised = self.lengths - 1 - (self.column("first_length") > 0)
 
     def column(self, name: str) -> np.ndarray:
         """(U,) one column of `dataset.units.UNIT`."""
-        return np.concatenate([source.table[name] for source in self.sources])
+        columns = [source.table[name] for source in self.sources]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)  # the mapped file itself, if it is one
 
 
 def select_units(

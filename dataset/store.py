@@ -4,7 +4,7 @@ A source is a folder named by a hash of everything that decides its content: the
 first and last bytes), the tokenizer with its template, and the options. In it:
     tokens.bin    the flat tokens, 16 or 32 bits each
     trained.bin   a byte for each token; absent where every token may be a target
-    table.bin     a record for each unit, see `dataset.units.UNIT`
+    length.bin …  a column of the table of units each, see `dataset.units.UNIT`
     summary.json  the rest
 The folder is written under another name and renamed when it is whole.
 """
@@ -30,7 +30,7 @@ from dataset.sources import BadRow, BadRows
 from dataset.token_file import map_token_file
 from dataset.units import UNIT, UnitBatch, UnitOptions, add_counts, mask_of
 
-CACHE_FORMAT = 1  # raise it when the same input gives other tokens
+CACHE_FORMAT = 2  # raise it when the same input gives other tokens
 SAMPLED_BYTES = 2**20
 
 
@@ -42,7 +42,7 @@ class TokenisedSource:
         path: as it was given.
         tokens: (N,) uint16 or uint32.
         trained: (N,) bool, whether a token may be a target.
-        table: (U,) of dtype `UNIT`.
+        table: the columns of `UNIT` by name, each (U,). A start reads only those that it needs.
         bad_rows: account of the rows.
         skipped: conversations left out, by reason.
         shortened: conversations of which the last turns are kept.
@@ -52,7 +52,7 @@ class TokenisedSource:
     path: str
     tokens: np.ndarray
     trained: np.ndarray
-    table: np.ndarray
+    table: dict[str, np.ndarray]
     bad_rows: BadRows
     skipped: dict[str, int]
     shortened: int
@@ -128,7 +128,7 @@ class SourceWriter:
         self.temporary: Path | None = None
 
     def __enter__(self) -> "SourceWriter":
-        names = ["table"] + ["tokens"] * (self.token_file is None) + ["trained"] * self.keep_mask
+        names = [*UNIT.names] + ["tokens"] * (self.token_file is None) + ["trained"] * self.keep_mask
         if self.folder is None:
             self.files = {name: io.BytesIO() for name in names}
             return self
@@ -159,11 +159,9 @@ class SourceWriter:
         self.num_tokens += len(batch.tokens)
         self.num_units += len(batch.table)
         try:
-            arrays = {
-                "tokens": batch.tokens,
-                "table": batch.table,
-                "trained": mask_of(batch) if self.keep_mask else None,
-            }
+            arrays = columns_of(batch.table) | {"tokens": batch.tokens}
+            if self.keep_mask:
+                arrays["trained"] = mask_of(batch)
             for name, file in self.files.items():
                 content = np.ascontiguousarray(arrays[name]).view(np.uint8)
                 file.write(content)
@@ -178,7 +176,8 @@ class SourceWriter:
             memory = {name: file.getbuffer() for name, file in self.files.items()}
             tokens = map_token_file(self.token_file) if self.token_file else np.frombuffer(memory["tokens"], self.dtype)
             trained = np.frombuffer(memory["trained"], bool) if self.keep_mask else all_trained(len(tokens))
-            return TokenisedSource(path, tokens, trained, np.frombuffer(memory["table"], UNIT), *counts)
+            table = {name: np.frombuffer(memory[name], UNIT[name]) for name in UNIT.names}
+            return TokenisedSource(path, tokens, trained, table, *counts)
         summary = {
             "path": path,
             "dtype": self.dtype.name,
@@ -235,7 +234,7 @@ def load_cached(path: str, folder: Path, strict: bool = False) -> TokenisedSourc
             tokens = map_token_file(summary["token_file"])
         else:
             tokens = _mapped(folder / "tokens.bin", np.dtype(summary["dtype"]), summary["tokens"])
-        table = _mapped(folder / "table.bin", UNIT, summary["units"])
+        table = {name: _mapped(folder / f"{name}.bin", UNIT[name], summary["units"]) for name in UNIT.names}
         trained = all_trained(len(tokens))
         if summary["mask"]:
             trained = _mapped(folder / "trained.bin", np.dtype(bool), summary["tokens"])
@@ -247,6 +246,11 @@ def load_cached(path: str, folder: Path, strict: bool = False) -> TokenisedSourc
     return TokenisedSource(
         path, tokens, trained, table, bad_rows, summary["skipped"], summary["shortened"], summary["fingerprint"]
     )
+
+
+def columns_of(table: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns of a table of dtype `UNIT` by name."""
+    return {name: table[name] for name in UNIT.names}
 
 
 def all_trained(length: int) -> np.ndarray:

@@ -7,6 +7,7 @@ A user's mistake anywhere in a command is a ValueError; `user_errors` turns it i
 import contextlib
 import dataclasses
 import difflib
+import gc
 import random
 import signal
 import sys
@@ -313,6 +314,8 @@ def user_errors() -> Iterator[None]:
     Only errors raised by this repository's own code are meant for users. One that comes out of a library is a check
     that we forgot: it keeps its traceback, as does everything else. Ctrl-C ends with code 130.
     """
+    gc.freeze()  # what the libraries made stays for good: no collection needs to walk over it
+    gc.enable()  # an entry's first lines turned it off
     try:
         yield
     except (ValueError, FileNotFoundError) as error:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import platform
 import signal
 import threading
@@ -89,9 +88,8 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             introduce(run, stage, notes, table, resumed)
             dry_run(run)
             if run.progress.step == 0:
-                # Random weights score the logarithm of the vocabulary: a short look, so that the first step comes soon.
-                is_random = settings.model.from_weight == "none"
-                log_evaluation(run, math.ceil(settings.run.eval_iters / 10) if is_random else None)
+                # Random weights score the logarithm of the vocabulary: one batch shows it, and steps come soon.
+                log_evaluation(run, 1 if settings.model.from_weight == "none" else None)
             while run.progress.step < run.total_steps and not asked.signal and train_epoch(run):
                 pass
             if run.progress.step < run.total_steps:
