@@ -73,19 +73,22 @@ def pack_documents(
     # begins with its last token, so rows begin every max_length - 1 tokens. Where a row ends with a document, nothing
     # is repeated, and all later rows begin one token later.
     firsts, total, step = _starts_of(lengths), int(lengths.sum()), max_length - 1
+    if total + 2 * max_length < 2**31:
+        firsts = firsts.astype(np.int32)  # half the memory to touch: a fifth of the time for a billion tokens
     delays = _document_starts_at_row_ends(firsts, max_length)
-    numbers = np.arange(-(-total // step))
+    numbers = np.arange(-(-total // step), dtype=firsts.dtype)
     delayed_rows = (delays - np.arange(1, len(delays) + 1)) // step
-    row_starts = numbers * step + np.searchsorted(delayed_rows, numbers, side="right")
+    row_starts = numbers * step + np.searchsorted(delayed_rows, numbers, side="right").astype(firsts.dtype)
     row_starts = row_starts[: 1 + np.count_nonzero(row_starts + max_length < total)]
 
     # Pieces begin where a document or a row does, and end one token behind the next row's beginning where that is
     # inside a document.
-    begins = np.sort(np.concatenate([firsts, row_starts]), kind="stable")  # two sorted runs: merged in linear time
+    begins = np.concatenate([firsts, row_starts])
+    begins.sort(kind="stable")  # two sorted runs: merged in linear time
     begins = begins[np.append(True, begins[1:] > begins[:-1])]
     document = np.searchsorted(firsts, begins, side="right") - 1
     inside = np.append(document[1:] == document[:-1], False)
-    piece_lengths = np.append(begins[1:], total) + inside - begins
+    piece_lengths = np.append(begins[1:], firsts.dtype.type(total)) + inside - begins
     row_pieces = np.append(np.searchsorted(begins, row_starts), len(begins))
     piece_starts = starts[document] + begins - firsts[document]
 

@@ -33,6 +33,7 @@ BATCH_TEXTS = 1000
 WORK = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
+import trainer.data, trainer.stage  # a second start finds its modules compiled
 from dataset.lm_dataset import PretrainDataset
 from trainer.weights import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[4])

@@ -66,16 +66,6 @@ def test_imports_go_down_only(path):
     assert not wrong, f"{path.relative_to(ROOT)} imports from a floor above or beside: {wrong}"
 
 
-def test_every_entry_begins_with_the_same_lines():
-    headers = set()
-    for pattern in ("trainer/train_*.py", "scripts/[a-z]*.py", "eval/eval_*.py", "eval/report.py"):
-        for path in ROOT.glob(pattern):
-            lines = path.read_text(encoding="utf-8").splitlines()
-            first = next(number for number, line in enumerate(lines) if line.startswith("import "))
-            headers.add("\n".join(lines[first : first + 4]))
-    assert len(headers) == 1 and "sys.path[0] = " in headers.pop()
-
-
 def test_torch_distributed_is_imported_in_one_file_only():
     users = {
         path.relative_to(ROOT).as_posix()

@@ -54,6 +54,10 @@ class ModelArguments:
         None, "tokenizer folder; by default the starting weights' own, else model/tokenizer"
     )
     use_compile: Literal[0, 1] = flag(0, "1: torch.compile each layer (pays on long runs)")
+    activation_checkpointing: Literal[0, 1] = flag(
+        0,
+        "1: keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third slower",
+    )
 
 
 @dataclasses.dataclass
@@ -126,6 +130,9 @@ class OptimizationArguments:
         "auto", "autocast precision; auto: what the device has"
     )
     device: str = flag("auto", "cpu, cuda, cuda:1, mps; auto: the best there is")
+    parallel: Literal["ddp", "fsdp"] = flag(
+        "ddp", "under torchrun. ddp: each rank holds the model; fsdp: each rank holds a share of it"
+    )
     seed: int = flag(42, "seed of weights, data order and dropout")
 
 
@@ -147,11 +154,13 @@ class RunArguments:
     eval_iters: int = flag(20, "batches of an evaluation")
     sample_interval: int = flag(0, "optimizer steps between sampled answers; 0: only at the end")
     save_dtype: Literal["float32", "bfloat16"] = flag("float32", "precision of the saved model")
-    use_wandb: Literal[0, 1] = flag(0, "1: log to SwanLab as well")
-    wandb_project: str = flag("minimind-pipeline", "SwanLab project")
-    swanlab_mode: Literal["offline", "local", "cloud", "disabled"] = flag(
-        "offline", "SwanLab mode; only cloud uses a network"
+    max_bad_steps: int = flag(20, "steps in a row without a finite gradient that end the run")
+    tracker: Literal["none", "swanlab", "wandb"] = flag("none", "where metrics go besides metrics.jsonl")
+    tracker_mode: Literal["offline", "local", "cloud", "disabled"] = flag(
+        "offline", "the tracker's mode; only cloud uses a network"
     )
+    use_wandb: Literal[0, 1] = flag(0, "1: the same as --tracker swanlab")
+    wandb_project: str = flag("minimind-pipeline", "the tracker's project")
 
 
 @dataclasses.dataclass
@@ -179,6 +188,7 @@ class Settings:
             "log_interval": run.log_interval,
             "eval_iters": run.eval_iters,
             "learning_rate": optimization.learning_rate,
+            "max_bad_steps": run.max_bad_steps,
         }
         not_negative = {
             "max_steps": optimization.max_steps,
@@ -207,6 +217,8 @@ class Settings:
             problems.append("--max_seq_len 1 leaves nothing to predict; use at least 2")
         if run.keep_last < 2:
             problems.append(f"--keep_last {run.keep_last} must be at least 2, so that a damaged file has a predecessor")
+        if run.tracker == "wandb" and run.tracker_mode == "local":
+            problems.append("--tracker_mode local is SwanLab's; wandb knows offline, cloud and disabled")
         if not run.save_weight or "/" in run.save_weight or run.save_weight.startswith("."):
             problems.append(f"--save_weight {run.save_weight!r} must be a plain name, such as pretrain")
         raise_problems(problems)

@@ -5,14 +5,25 @@ import contextlib
 import datetime
 import gc
 import os
+import socket
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+
+from model.model_minimind import MiniMindForCausalLM
+from model.moe import Router
+from trainer.precision import Precision
 
 # A rank may tokenise for a while before the others hear from it; a real hang is still noticed.
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -20,20 +31,35 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 # Groups that this process joined; see `free_groups`.
 _joined: list[dist.ProcessGroup] = []
 
+# Exit code of a rank that leaves because another one is gone.
+RANK_LOST = 3
+
+Parallel = Literal["ddp", "fsdp"]
+
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among the ranks. A plain `python` run is rank 0 of 1."""
+    """This process's place among the ranks. A plain `python` run is rank 0 of 1.
+
+    Attributes:
+        processes: host name and process number of each rank; see `lost_ranks`.
+    """
 
     rank: int
     local_rank: int
     size: int
     device: torch.device
+    processes: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_main(self) -> bool:
         """True on the one rank that writes files and speaks."""
         return self.rank == 0
+
+    def close(self) -> None:
+        """Leave the group, if there is one."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def init_distributed_mode(device: str = "auto") -> World:
@@ -54,7 +80,59 @@ def init_distributed_mode(device: str = "auto") -> World:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
         _joined.append(dist.group.WORLD)
-    return World(rank=dist.get_rank(), local_rank=local_rank, size=dist.get_world_size(), device=chosen)
+    return World(dist.get_rank(), local_rank, dist.get_world_size(), chosen, meet())
+
+
+def meet() -> tuple[tuple[str, int], ...]:
+    """Host name and process number of each rank."""
+    return tuple(gather_objects((socket.gethostname(), os.getpid())))
+
+
+def is_restart() -> bool:
+    """True where torchrun started this process again after a rank was lost (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def lost_ranks(world: World, patience_seconds: float = 5.0) -> list[int]:
+    """Ranks of this host whose process has ended, once a collective has failed; empty if all of them are there.
+
+    A process that ends closes its connections a moment before it is gone, so this looks for a while.
+    """
+    here = [(rank, process) for rank, (host, process) in enumerate(world.processes) if host == socket.gethostname()]
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        lost = [rank for rank, process in here if not _is_alive(process)]
+        if lost or time.monotonic() > deadline:
+            return lost
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def named_loss_of_ranks(world: World) -> Iterator[None]:
+    """Turn a collective that failed because a rank is gone into one message that names it, and exit code 3."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = lost_ranks(world) if world.size > 1 else []
+        other_hosts = {host for host, _ in world.processes} - {socket.gethostname()}
+        if not lost and not (other_hosts and isinstance(error, dist.DistError)):
+            raise
+        who = f"rank {', '.join(map(str, lost))} is gone" if lost else f"a rank on {', '.join(other_hosts)} is gone"
+        if world.rank == min(set(range(world.size)) - set(lost)) or not lost:
+            print(
+                f"error: {who}, so this run cannot go on ({str(error).splitlines()[0]}); "
+                "go on from its last checkpoint with the same command and --from_resume 1",
+                file=sys.stderr,
+                flush=True,
+            )
+        raise SystemExit(RANK_LOST) from error
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def choose_device(device: str, local_rank: int = 0) -> torch.device:
@@ -77,12 +155,6 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
             raise ValueError(f"--device {device}: rank {local_rank} wants GPU {index} of {torch.cuda.device_count()}")
         chosen = torch.device("cuda", index)
     return chosen
-
-
-def shutdown() -> None:
-    """Leave the group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @atexit.register
@@ -119,6 +191,20 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
+def main_decides(work: Callable[[], Any]) -> Any:
+    """Run `work` on rank 0 alone; its small result, or its failure, is everybody's."""
+    result, failure = None, None
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            result = work()
+        except ValueError as error:
+            failure = str(error)
+    result, failure = gather_objects((result, failure))[0]
+    if failure is not None:
+        raise ValueError(failure)
+    return result
+
+
 def main_first(work: Callable[[], Any]) -> Any:
     """Run `work` on rank 0, then on the others, so that these find its files. A failure on rank 0 fails everywhere."""
     if not dist.is_initialized():
@@ -141,19 +227,81 @@ def main_first(work: Callable[[], Any]) -> Any:
     return result
 
 
-def wrap_model(model: nn.Module, world: World) -> nn.Module:
-    """DistributedDataParallel around the model when there are several ranks, else the model itself."""
+def wrap_model(model: MiniMindForCausalLM, world: World, parallel: Parallel, precision: Precision) -> nn.Module:
+    """The model as several ranks train it; with one rank, the model itself.
+
+    Args:
+        parallel: "ddp": every rank holds the whole model (DistributedDataParallel). "fsdp": every rank holds its share
+            of each weight, gradient and moment, and borrows a layer's rest while it computes it (FSDP2).
+        precision: what FSDP borrows weights in; its shares are float32 whatever this says.
+    """
     if world.size == 1:
         return model
-    device_ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+    if parallel == "ddp":
+        device_ids = [world.device.index] if world.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    exact = MixedPrecisionPolicy()
+    # Hidden states between layers, norms inside autocast, the router, embedding and head keep their precision; what a
+    # layer borrows has that of its matrix products, and gradients are summed in float32.
+    reduced = MixedPrecisionPolicy(
+        param_dtype=precision.dtype if precision.use_autocast else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    for layer in model.model.layers:
+        for module in layer.modules():
+            if isinstance(module, Router):
+                fully_shard(module, mesh=mesh, mp_policy=exact)
+        fully_shard(layer, mesh=mesh, mp_policy=reduced)
+    fully_shard(model, mesh=mesh, mp_policy=exact)
+    return model
 
 
 @contextlib.contextmanager
 def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
     """Reduce gradients over ranks in this backward only if enabled: the last micro-batch of a step does it for all."""
-    if enabled or not isinstance(model, DistributedDataParallel):
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(enabled)
         yield
-    else:
+    elif isinstance(model, DistributedDataParallel) and not enabled:
         with model.no_sync():
             yield
+    else:
+        yield
+
+
+def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
+    """Scale all gradients so that their norm over all ranks is at most `limit`; returns the norm before that."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def copy_of_whole(tensor: torch.Tensor, keep: bool) -> torch.Tensor | None:
+    """A copy on the CPU, whole even if ranks hold shares of it (then all of them must call); None unless `keep`."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().to("cpu", copy=whole is tensor) if keep else None
+
+
+def copy_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A copy of a whole tensor on the device of another; where that one is a share, this rank's share of it."""
+    if isinstance(like, DTensor) and whole.shape == like.shape:
+        # Every rank has the whole: it takes its part and asks nobody.
+        return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return whole.to(like.device, copy=True)
+
+
+def whole_model(model: nn.Module, world: World) -> MiniMindForCausalLM | None:
+    """The model for what one rank does alone, such as sampling or saving: on rank 0, else None.
+
+    Under FSDP all ranks must call, and it is a copy.
+    """
+    bare = getattr(model, "module", model)
+    if not isinstance(bare, FSDPModule):
+        return bare if world.is_main else None
+    state = {name: copy_of_whole(tensor, keep=world.is_main) for name, tensor in bare.state_dict().items()}
+    if not world.is_main:
+        return None
+    copy = MiniMindForCausalLM(bare.config)
+    copy.load_state_dict(state)
+    return copy.to(world.device).train(bare.training)

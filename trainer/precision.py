@@ -24,6 +24,17 @@ def has_native_bfloat16(device: torch.device) -> bool:
     return False
 
 
+def note_overflow(scaler: torch.amp.GradScaler) -> None:
+    """Make the scaler lower its scale in its next update, as it does where it saw the overflow itself.
+
+    Ranks must agree on their loss scale, so what one of them saw, all of them note.
+    """
+    if scaler.is_enabled():
+        for state in scaler._per_optimizer_states.values():
+            for found in state["found_inf_per_device"].values():
+                found.fill_(1.0)
+
+
 def choose_precision(device_type: str, native_bfloat16: bool, requested: str = "auto") -> Precision:
     """The precision for a device. Pure: (device type, has native bfloat16, --dtype) -> Precision.
 

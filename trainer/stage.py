@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import platform
 import signal
 import threading
@@ -16,7 +17,6 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from dataset.chat import render_prompt
-from dataset.lm_dataset import collate_rows
 from dataset.store import tokenizer_fingerprint
 from dataset.stream import StreamDataset
 from dataset.token_bytes import token_byte_lengths
@@ -26,7 +26,7 @@ from model.decoding import generate_tokens
 from model.fast_path import keep_freed_memory
 from model.model_minimind import count_parameters
 from trainer import weights
-from trainer.checkpoint import CheckpointFolder
+from trainer.checkpoint import CheckpointFolder, capture_rng, restore_rng
 from trainer.config import (
     DataArguments,
     ModelArguments,
@@ -37,13 +37,23 @@ from trainer.config import (
     setup_seed,
 )
 from trainer.data import Data
-from trainer.distributed import World, init_distributed_mode, main_first, shutdown, wrap_model
-from trainer.engine import Run, estimate_total_steps, log_evaluation, rows_per_step, train_epoch
+from trainer.distributed import (
+    World,
+    init_distributed_mode,
+    main_first,
+    named_loss_of_ranks,
+    whole_model,
+    wrap_model,
+)
+from trainer.engine import evaluate_and_keep_best, train_epoch
+from trainer.evaluation import log_evaluation
 from trainer.losses import StepContext, count_tokens, equal_expert_loads
+from trainer.memory import advice_when_full, describe_memory, state_bytes
 from trainer.optim import ParameterGroup, build_optimizers
 from trainer.precision import choose_precision, has_native_bfloat16
 from trainer.resume import resume
-from trainer.track import Tracker, format_seconds, start_swanlab
+from trainer.run import Run
+from trainer.track import Tracker, format_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +85,14 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
     Raises:
         ValueError: a mistake of the user's, in one message.
         SystemExit: the run was asked to stop by a signal; it is saved, and the code is 128 + the signal's number.
+            Or another rank was lost; then the code is 3.
     """
     settings = read_settings(stage, arguments)
     world = init_distributed_mode(settings.optimization.device)
-    try:
+    with contextlib.closing(world), named_loss_of_ranks(world):
         # Until there is something to save, a signal ends the run at once: tokenising may take long.
         run, tokenizer, notes, table = assemble(stage, settings, world)
-        with stop_on_signals() as asked:
+        with stop_on_signals() as asked, advice_when_full(run):
             run.stop_asked = lambda: asked.signal is not None
             resumed = resume(run)
             save_settings(run)
@@ -92,14 +103,13 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
                 log_evaluation(run, 1 if settings.model.from_weight == "none" else None)
             while run.progress.step < run.total_steps and not asked.signal and train_epoch(run):
                 pass
+            run.checkpoints.writer.wait()
             if run.progress.step < run.total_steps:
                 run.tracker.say(
                     f"stopped at step {run.progress.step}, saved; go on with the same command and --from_resume 1"
                 )
                 raise SystemExit(128 + (asked.signal or signal.SIGTERM))
             return finish(run, stage, tokenizer)
-    finally:
-        shutdown()
 
 
 def read_settings(stage: Stage, arguments: Sequence[str] | None = None) -> Settings:
@@ -133,11 +143,13 @@ def assemble(
     notes.append(f"precision: {str(precision.dtype).removeprefix('torch.')} on {world.device} ({precision.reason})")
     if world.device.type == "cpu":
         keep_freed_memory()
+    if settings.model.activation_checkpointing:
+        model.gradient_checkpointing_enable()
     if settings.model.use_compile:
         model.config.fast_path = False  # hand-written kernels would break the compiled graph
         for layer in model.model.layers:
             layer.compile()
-    wrapped = wrap_model(model, world)
+    wrapped = wrap_model(model, world, optimization.parallel, precision)
     optimizers, table = build_optimizers(
         model,
         optimization.optimizer,
@@ -165,7 +177,11 @@ def assemble(
         expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": train_data.summary.fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer)},
     )
-    run.total_steps = estimate_total_steps(run)
+    run.total_steps = run.estimate_total_steps()
+    existing = sum(path.stat().st_size for path in run.checkpoints.steps())
+    # Those that are kept, the one being written, and the best.
+    kept = state_bytes(run) * (options.keep_last + 2) - existing
+    run.checkpoints.check_room(max(kept, 0), "a run's checkpoints (--keep_last and the best)")
     run.sample = lambda run: sample_answers(run, stage, tokenizer)
     return run, tokenizer, notes, table
 
@@ -191,7 +207,7 @@ def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGro
         say(f"  left out: {count:,} {reason}")
     validation = ", ".join(f"{name} {len(rows):,} rows" for name, rows in run.validation_data.items())
     say(f"  validation: {validation or 'none'}")
-    rows = rows_per_step(run)
+    rows = run.rows_per_step
     say(
         f"  steps: {run.total_steps:,} of {rows} rows ({rows * window:,} tokens): {settings.optimization.batch_size} a "
         f"micro-batch x {settings.optimization.accumulation_steps} x {run.world.size} ranks; "
@@ -202,40 +218,46 @@ def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGro
             f"  {group.optimizer}: {group.name}, {group.tensors} tensors, {group.parameters:,} parameters, "
             f"learning rate {group.learning_rate:g}, decay {group.weight_decay:g}"
         )
+    say(f"  memory: {describe_memory(run)}")
     for note in resumed:
         say(f"  {note}")
-    if settings.run.use_wandb and run.world.is_main:
-        run.tracker.swanlab_run = start_swanlab(
-            settings.run.wandb_project,
-            run.checkpoints.folder.name,
-            settings.run.swanlab_mode,
-            run.checkpoints.folder / "swanlab",
-            settings.to_dict(),
+    options = settings.run
+    service = "swanlab" if options.use_wandb and options.tracker == "none" else options.tracker
+    if service != "none":
+        run.tracker.start(
+            service,
+            mode=options.tracker_mode,
+            project=options.wandb_project,
+            name=run.checkpoints.folder.name,
+            folder=run.checkpoints.folder / service,
+            config=settings.to_dict(),
         )
 
 
 def dry_run(run: Run) -> None:
-    """One full micro-batch forward and backward before step 1, so that what would fail later fails now.
+    """The largest micro-batch that can come, forward and backward, so that what would fail later fails now.
 
-    It leaves no trace: gradients are dropped and the random state is put back.
+    Rows of one document each that fills them, every token with a loss. It leaves no trace: gradients are dropped and
+    the random state is put back.
     """
-    rows = run.train_data.preview
-    count = min(run.settings.optimization.batch_size, len(rows))
-    batch = collate_rows([rows[index] for index in range(count)])
+    size, window = run.settings.optimization.batch_size, run.settings.data.max_seq_len
+    tokens = run.train_data.preview[0]["input_ids"]
+    input_ids = tokens.repeat(-(-size * window // len(tokens)))[: size * window].view(size, window)
+    batch = {"input_ids": input_ids, "labels": input_ids, "document_ids": torch.ones_like(input_ids)}
     batch = {name: tensor.to(run.world.device) for name, tensor in batch.items()}
-    state = torch.get_rng_state()
+    state = capture_rng(run.world.device)
     counts = count_tokens(batch)
     with run.autocast():
         loss, _, _ = run.loss(run.bare_model, batch, StepContext(counts[0], counts[1], run.expert_loads))
     (loss / counts[0].clamp(min=1)).backward()
     run.bare_model.zero_grad(set_to_none=True)
-    torch.set_rng_state(state)
+    restore_rng(state, run.world.device)
 
 
 @torch.no_grad()
 def sample_answers(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> None:
     """Greedy continuations of the stage's sample prompts, printed and logged; touches no generator of the training."""
-    if not run.world.is_main or not stage.sample_prompts:
+    if not stage.sample_prompts or (model := whole_model(run.model, run.world)) is None:
         return
     prompts = [
         tokenizer.encode(f"{tokenizer.decode([0])}{prompt}")
@@ -243,7 +265,6 @@ def sample_answers(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -
         else render_prompt(prompt, tokenizer)
         for prompt in stage.sample_prompts
     ]
-    model = run.bare_model
     model.eval()
     stop_ids = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     with run.autocast():
@@ -261,14 +282,15 @@ def sample_answers(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -
 def finish(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Last evaluation, samples, and the model folder that the next stage and every other tool opens."""
     folder = weights.result_folder(run.settings.run.save_dir, run.settings.run.save_weight, run.bare_model.config)
-    metrics = log_evaluation(run)
+    metrics = evaluate_and_keep_best(run)
     run.sample(run)
+    run.checkpoints.writer.wait()
     run.tracker.finish()
-    if run.world.is_main:
+    if (model := whole_model(run.model, run.world)) is not None:
         record = describe_run(run, stage, metrics)
         metrics_path = run.checkpoints.folder / "metrics.jsonl"
         card = weights.model_card(record)
-        weights.save_result(run.bare_model, tokenizer, folder, record, metrics_path, card, run.settings.run.save_dtype)
+        weights.save_result(model, tokenizer, folder, record, metrics_path, card, run.settings.run.save_dtype)
         run.tracker.say(f"saved {folder} after {format_seconds(run.progress.seconds)} of training")
     return folder
 
@@ -321,7 +343,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
     def ask(number: int, _frame: Any) -> None:
         if request.signal is not None:
-            raise SystemExit(128 + number)
+            os._exit(128 + number)  # not even the checkpoint that is being written is waited for
         request.signal = number
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}

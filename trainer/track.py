@@ -1,6 +1,8 @@
-"""What a run says: the console, `metrics.jsonl`, and SwanLab when asked."""
+"""What a run says: the console, `metrics.jsonl`, and SwanLab or Weights & Biases when asked."""
 
+import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,20 @@ class Tracker:
     """Rank 0's voice; the other ranks hold a silent one.
 
     `metrics.jsonl` is the continuous record of a run over all its resumes: one JSON object a line, each with `step`.
+    `run_id` is the service's id of this run, kept in checkpoints.
     """
 
-    def __init__(self, metrics_path: Path | None, swanlab_run: Any | None = None):
+    def __init__(self, metrics_path: Path | None):
         self.metrics_path = metrics_path
-        self.swanlab_run = swanlab_run
+        self.service_run: Any | None = None
+        self.service_text: Callable[[str], Any] = str
+        self.run_id: str | None = None
 
-    @property
-    def run_id(self) -> str | None:
-        """SwanLab's id of this run, kept in checkpoints so that a resumed run continues it."""
-        return None if self.swanlab_run is None else str(self.swanlab_run.id)
+    def start(self, service: str, **options: Any) -> None:
+        """Send everything to a service too, see `start_service`; a resumed run goes on with its id."""
+        if self.metrics_path is not None:
+            self.service_run, self.service_text = start_service(service, run_id=self.run_id, **options)
+            self.run_id = str(self.service_run.id)
 
     def say(self, text: str = "") -> None:
         """Print for the user."""
@@ -36,17 +42,22 @@ class Tracker:
             print(text, flush=True)
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
-        """Append one record to metrics.jsonl and send its numbers to SwanLab."""
+        """Append one record to metrics.jsonl and send its numbers, and samples as text, to the service."""
         if self.metrics_path is None:
             return
         with open(self.metrics_path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **metrics}, ensure_ascii=False) + "\n")
-        if self.swanlab_run is not None:
-            numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-            self.swanlab_run.log(numbers, step=step)
+        if self.service_run is not None:
+            sent = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+            for number, sample in enumerate(metrics.get("samples", [])):
+                sent[f"samples/{number}"] = self.service_text(f"{sample['prompt']}\n\n{sample['reply']}")
+            self.service_run.log(sent, step=step)
 
     def cut_back(self, step: int) -> None:
-        """Drop records after a step: a run resumed there writes them again. A half-written last line goes too."""
+        """Drop what a run resumed at a step writes again: later records, this step's evaluation and samples.
+
+        A half-written last line goes too.
+        """
         if self.metrics_path is None or not self.metrics_path.exists():
             return
         kept = []
@@ -55,34 +66,47 @@ class Tracker:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if record["step"] <= step:
+            if record["step"] < step or (record["step"] == step and "loss" in record):
                 kept.append(line + "\n")
         temporary = self.metrics_path.with_suffix(".writing")
         temporary.write_text("".join(kept), encoding="utf-8")
         temporary.replace(self.metrics_path)
 
     def finish(self) -> None:
-        """Close SwanLab's run."""
-        if self.swanlab_run is not None:
-            self.swanlab_run.finish()
+        """Close the service's run."""
+        if self.service_run is not None:
+            self.service_run.finish()
 
 
-def start_swanlab(project: str, name: str, mode: str, folder: Path, config: dict[str, Any]) -> Any:
-    """Start a SwanLab run; only mode "cloud" touches a network.
+def start_service(
+    service: str, mode: str, project: str, name: str, folder: Path, config: dict[str, Any], run_id: str | None
+) -> tuple[Any, Callable[[str], Any]]:
+    """Start a run of SwanLab or Weights & Biases; only mode "cloud" touches a network.
+
+    Args:
+        service: "swanlab" or "wandb"; the latter must be installed by the user.
+        mode: "offline", "local" (SwanLab's own dashboard), "cloud" or "disabled".
+        run_id: of the run that is continued, if one is.
+
+    Returns:
+        The run, with `log`, `finish` and `id`, and what makes a text into something that it logs.
 
     Raises:
-        ValueError: SwanLab is not installed, or cloud mode cannot log in.
+        ValueError: the service is not installed, or cloud mode cannot log in.
     """
     try:
-        import swanlab
+        module = importlib.import_module(service)
     except ImportError as error:
-        raise ValueError("--use_wandb 1 needs SwanLab: pip install -r requirements.txt") from error
+        raise ValueError(f"--tracker {service}: not installed; pip install {service}") from error
+    settings: dict[str, Any] = {"project": project, "name": name, "config": config}
+    settings["mode"] = "online" if mode == "cloud" else mode
+    if run_id is not None:
+        settings |= {"id": run_id, "resume": "allow"}
+    settings["log_dir" if service == "swanlab" else "dir"] = str(folder)
     try:
-        return swanlab.init(
-            project=project, name=name, mode="online" if mode == "cloud" else mode, log_dir=str(folder), config=config
-        )
+        return module.init(**settings), module.Text if service == "swanlab" else module.Html
     except Exception as error:
-        # SwanLab raises a different type for each way of failing to log in; all of them mean the same to a user.
+        # Each way of failing to log in raises a type of its own; all of them mean the same to a user.
         raise ValueError(
-            f"SwanLab did not start in mode {mode}: {error}; --swanlab_mode offline needs no network"
+            f"--tracker {service} did not start in mode {mode}: {error}; --tracker_mode offline needs no network"
         ) from error

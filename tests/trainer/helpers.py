@@ -18,12 +18,13 @@ from trainer.config import (
     parse_arguments,
     setup_seed,
 )
-from trainer.distributed import World, wrap_model
-from trainer.engine import Run, estimate_total_steps, train_epoch
+from trainer.distributed import World, meet, wrap_model
+from trainer.engine import train_epoch
 from trainer.losses import equal_expert_loads, language_model_loss
 from trainer.optim import build_optimizers
 from trainer.precision import choose_precision
 from trainer.resume import resume
+from trainer.run import Run
 from trainer.track import Tracker
 
 GROUPS = (ModelArguments, DataArguments, OptimizationArguments, RunArguments)
@@ -112,6 +113,7 @@ def tiny_run(folder, rows, world=None, model=None, validation=None, flags=()):
     optimization = settings.optimization
     precision = choose_precision("cpu", True, optimization.dtype)
     setup_seed(optimization.seed + world.rank)
+    wrapped = wrap_model(model, world, optimization.parallel, precision)
     optimizers, _ = build_optimizers(
         model, optimization.optimizer, optimization.learning_rate, optimization.weight_decay
     )
@@ -119,7 +121,7 @@ def tiny_run(folder, rows, world=None, model=None, validation=None, flags=()):
         settings=settings,
         world=world,
         precision=precision,
-        model=wrap_model(model, world),
+        model=wrapped,
         optimizers=optimizers,
         scaler=torch.amp.GradScaler("cpu", enabled=precision.use_scaler),
         loss=language_model_loss,
@@ -132,7 +134,7 @@ def tiny_run(folder, rows, world=None, model=None, validation=None, flags=()):
         expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": rows.summary.fingerprint},
     )
-    run.total_steps = estimate_total_steps(run)
+    run.total_steps = run.estimate_total_steps()
     return run
 
 
@@ -141,6 +143,7 @@ def train(run):
     resume(run)
     while run.progress.step < run.total_steps and train_epoch(run):
         pass
+    run.checkpoints.writer.wait()
     return logged(run, "loss")
 
 
@@ -171,5 +174,5 @@ def run_ranks(function, folder, *arguments, ranks=2):
 def _rank_main(function, rank, ranks, rendezvous, arguments):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
-    function(World(rank, rank, ranks, torch.device("cpu")), *arguments)
+    function(World(rank, rank, ranks, torch.device("cpu"), meet()), *arguments)
     torch.distributed.destroy_process_group()

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tests.trainer.helpers import TINY_MOE, RandomRows, logged, run_ranks, tiny_model, tiny_run, train
-from trainer.engine import estimate_loss, save_checkpoint
+from trainer.checkpoint import load_verified
+from trainer.engine import save_checkpoint
+from trainer.evaluation import estimate_loss
 from trainer.losses import language_model_loss
 
 
@@ -135,9 +137,10 @@ def test_changed_data_and_shape_are_refused(tmp_path):
     train(tiny_run(tmp_path, RandomRows(8)))
     other = RandomRows(8, seed=1)
     other.summary.fingerprint = "other"
-    with pytest.raises(ValueError, match="the data changed.*|.*another shape") as caught:
+    with pytest.raises(ValueError, match="the data changed"):
+        train(tiny_run(tmp_path, other, flags=["--from_resume", "1"]))
+    with pytest.raises(ValueError, match=r"another shape \(.*mlp.gate_proj.weight: \(96, 32\) here, \(64, 32\) there"):
         train(tiny_run(tmp_path, other, model=tiny_model(intermediate_size=96), flags=["--from_resume", "1"]))
-    assert "the data changed" in str(caught.value) and "another shape" in str(caught.value)
 
 
 def test_a_fresh_run_moves_the_old_folder_aside(tmp_path):
@@ -203,7 +206,9 @@ def test_a_checkpoint_holds_plain_values_and_float32(tmp_path):
     run = tiny_run(tmp_path, RandomRows(8), model=tiny_model(**TINY_MOE), flags=["--dtype", "bfloat16"])
     train(run)
     save_checkpoint(run)
-    state, _, _ = run.checkpoints.load_newest()
+    run.checkpoints.writer.wait()
+    path, _ = run.checkpoints.find_newest()
+    state = load_verified(path)
     assert all(tensor.dtype == torch.float32 for tensor in state["model"].values())
     assert state["expert_loads"].sum(dim=1).tolist() == pytest.approx([1, 1])
     assert state["settings"]["optimization"]["learning_rate"] == 0.01

@@ -1,0 +1,93 @@
+"""What the machine can do and how busy it is: matrix product peak, memory, load, temperature."""
+
+import functools
+import importlib.util
+import resource
+import sys
+import time
+
+import psutil
+import torch
+
+from model.model_minimind import MiniMindForCausalLM, count_parameters
+
+# Dense bf16/fp16 tensor-core peaks in TFLOP/s, from the makers' data sheets; the first name that occurs counts.
+KNOWN_PEAKS = {
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
+    "V100": 125.0,
+    "T4": 65.0,
+}
+PEAK_SIZE = {"cpu": 1024, "cuda": 8192, "mps": 4096}
+PEAK_TRIALS = 5
+
+
+@functools.cache
+def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of large matrix products: from the data sheet where the device is known, else measured once."""
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        name = torch.cuda.get_device_name(device)
+        for known, peak in KNOWN_PEAKS.items():
+            if known in name:
+                return peak * 1e12
+    size = PEAK_SIZE[device.type]
+    # Not random: a generator of the training must not be touched.
+    factor = torch.linspace(-1, 1, size * size).view(size, size).to(device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(PEAK_TRIALS):
+        _wait_for(device)
+        started = time.perf_counter()
+        factor @ factor
+        _wait_for(device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def flops_per_token(model: MiniMindForCausalLM) -> float:
+    """Floating-point operations of forward and backward for one token, in products with weights (attention apart).
+
+    Six for each weight that the token meets: two forward, four backward (Kaplan et al. 2020). An embedding is looked
+    up, not multiplied; a tied one is, as the head. Attention scores inside short packed documents are left out, so
+    the utilization that follows is a lower bound.
+    """
+    _, active = count_parameters(model)
+    looked_up = 0 if model.config.tie_word_embeddings else model.config.vocab_size * model.config.hidden_size
+    return 6.0 * (active - looked_up)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Most memory that this process has had: on the GPU if it trains there, else in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def hardware_metrics(device: torch.device) -> dict[str, float]:
+    """How busy the machine is now: CPU in per cent since the last call, RAM, and for CUDA load, memory, temperature.
+
+    Load and temperature of a GPU need the package nvidia-ml-py; without it they are left out.
+    """
+    metrics = {
+        "cpu_percent": psutil.cpu_percent(),
+        "ram_gib": psutil.Process().memory_info().rss / 2**30,
+        "ram_used_percent": psutil.virtual_memory().percent,
+    }
+    if device.type == "cuda":
+        metrics["gpu_memory_gib"] = torch.cuda.memory_allocated(device) / 2**30
+        if importlib.util.find_spec("pynvml"):
+            metrics["gpu_percent"] = torch.cuda.utilization(device)
+            metrics["gpu_temperature"] = torch.cuda.temperature(device)
+    return metrics
