@@ -108,7 +108,8 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     def visit(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
             # A tied head and embedding are two objects with one memory: they must stay one in a file.
-            place = (item.data_ptr(), item.dtype, tuple(item.shape), item.stride())
+            here = item.to_local() if hasattr(item, "to_local") else item  # a share of a tensor has no memory itself
+            place = (here.data_ptr(), item.dtype, tuple(item.shape), item.stride())
             if place not in changed:
                 changed[place] = change(item)
             return changed[place]

@@ -273,22 +273,30 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
 def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
     """Scale all gradients so that their norm over all ranks is at most `limit`; returns the norm before that."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole(nn.utils.clip_grad_norm_(model.parameters(), limit))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or, where ranks hold shares of it, all of it (then all ranks must call)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def share_of(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that every rank has whole, shared out as another one of its shape is: each takes its part."""
+    if isinstance(like, DTensor) and tensor.shape == like.shape:
+        return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return tensor
 
 
 def copy_of_whole(tensor: torch.Tensor, keep: bool) -> torch.Tensor | None:
     """A copy on the CPU, whole even if ranks hold shares of it (then all of them must call); None unless `keep`."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().to("cpu", copy=whole is tensor) if keep else None
+    everything = whole(tensor).detach()
+    return everything.to("cpu", copy=not isinstance(tensor, DTensor)) if keep else None
 
 
-def copy_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def copy_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A copy of a whole tensor on the device of another; where that one is a share, this rank's share of it."""
-    if isinstance(like, DTensor) and whole.shape == like.shape:
-        # Every rank has the whole: it takes its part and asks nobody.
-        return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-    return whole.to(like.device, copy=True)
+    return share_of(tensor.to(like.device, copy=True), like)
 
 
 def whole_model(model: nn.Module, world: World) -> MiniMindForCausalLM | None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from trainer.muon import Muon
+
 ADAM_BETAS = (0.9, 0.95)
 
 
@@ -36,8 +38,6 @@ def build_optimizers(
     """The optimizers of a run and the table of their groups.
 
     Every group remembers its peak as `peak_lr`; the engine scales it by the schedule. Weight decay is on matrices only.
-    Muon (Jordan et al. 2024) updates are scaled to AdamW's root mean square (0.2 * sqrt(max(rows, columns)),
-    Liu et al. 2025), so that one learning rate serves matrices of any shape.
 
     Args:
         model: whose trainable parameters are optimized; q, k, v, gate, up and each expert are matrices of their own.
@@ -54,9 +54,7 @@ def build_optimizers(
     optimizers: list[torch.optim.Optimizer] = []
     table: list[ParameterGroup] = []
     if optimizer == "muon":
-        muon = torch.optim.Muon(
-            matrices, lr=learning_rate, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-        )
+        muon = Muon(matrices, lr=learning_rate, weight_decay=weight_decay)
         muon.param_groups[0]["peak_lr"] = learning_rate
         optimizers.append(muon)
         table.append(_group("Muon", "matrices", matrices, learning_rate, weight_decay))

@@ -18,7 +18,7 @@ from trainer.config import (
     parse_arguments,
     setup_seed,
 )
-from trainer.distributed import World, meet, wrap_model
+from trainer.distributed import World, copy_of_whole, meet, wrap_model
 from trainer.engine import train_epoch
 from trainer.losses import equal_expert_loads, language_model_loss
 from trainer.optim import build_optimizers
@@ -153,6 +153,16 @@ def logged(run, name):
         return {}
     records = [json.loads(line) for line in run.tracker.metrics_path.read_text().splitlines()]
     return {record["step"]: record[name] for record in records if name in record}
+
+
+def weights_of(run):
+    """A copy of every weight by name, whole even if ranks hold shares of it."""
+    return {name: copy_of_whole(tensor, keep=True) for name, tensor in run.bare_model.state_dict().items()}
+
+
+def close(first, second, tolerance):
+    """Whether two records of losses by step have the same steps and nearly the same losses."""
+    return first.keys() == second.keys() and all(abs(first[step] - second[step]) <= tolerance for step in first)
 
 
 def run_ranks(function, folder, *arguments, ranks=2):

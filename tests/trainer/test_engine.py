@@ -1,23 +1,12 @@
 """The loop: exact under any cut and any number of ranks, exact after a resume, unharmed by bad steps."""
 
-import json
-
 import pytest
 import torch
 
-from tests.trainer.helpers import TINY_MOE, RandomRows, logged, run_ranks, tiny_model, tiny_run, train
+from tests.trainer.helpers import TINY_MOE, RandomRows, close, tiny_model, tiny_run, train, weights_of
 from trainer.checkpoint import load_verified
 from trainer.engine import save_checkpoint
-from trainer.evaluation import estimate_loss
 from trainer.losses import language_model_loss
-
-
-def weights_of(run):
-    return {name: tensor.clone() for name, tensor in run.bare_model.state_dict().items()}
-
-
-def close(first, second, tolerance):
-    return all(abs(first[step] - second[step]) <= tolerance for step in first) and first.keys() == second.keys()
 
 
 @pytest.mark.parametrize("overrides", [{}, TINY_MOE], ids=["dense", "moe"])
@@ -29,27 +18,6 @@ def test_8x1_is_4x2_is_2x4(tmp_path, overrides):
     assert len(losses[0]) == 10
     assert close(losses[0], losses[1], 1e-6) and close(losses[0], losses[2], 1e-6)
     assert len({round(loss, 6) for loss in losses[0].values()}) == 10
-
-
-def train_on_a_rank(world, folder, overrides, flags):
-    run = tiny_run(folder, RandomRows(75), world, tiny_model(**overrides), {"text": RandomRows(9, seed=5)}, flags)
-    train(run)
-    sums = {name: sums.to_tensor().tolist() for name, sums in estimate_loss(run).items()}
-    if world.is_main:
-        (folder / "evaluation.json").write_text(json.dumps(sums))
-
-
-@pytest.mark.parametrize("overrides", [{}, TINY_MOE], ids=["dense", "moe"])
-def test_two_ranks_are_one_rank(tmp_path, overrides):
-    rows, validation = RandomRows(75), {"text": RandomRows(9, seed=5)}
-    one = tiny_run(tmp_path / "one", rows, None, tiny_model(**overrides), validation, ["--batch_size", 8])
-    losses = train(one)
-    run_ranks(train_on_a_rank, tmp_path, tmp_path / "two", overrides, ["--batch_size", 4])
-    two = tiny_run(tmp_path / "two", rows, None, tiny_model(**overrides))
-    assert close(losses, logged(two, "loss"), 1e-6)
-    evaluation = json.loads((tmp_path / "two" / "evaluation.json").read_text())
-    for name, sums in estimate_loss(one).items():
-        assert evaluation[name] == pytest.approx(sums.to_tensor().tolist(), rel=1e-5), name
 
 
 CONFIGURATIONS = {
@@ -107,32 +75,6 @@ def test_a_changed_setting_is_refused_by_name(tmp_path, flags, expected):
         train(tiny_run(tmp_path, rows, flags=[*flags, "--from_resume", "1"]))
 
 
-def continue_on_a_rank(world, folder, flags):
-    train(tiny_run(folder, RandomRows(75), world, tiny_model(), flags=flags))
-
-
-@pytest.mark.parametrize("first_ranks", [1, 2])
-def test_another_number_of_ranks_continues_with_the_same_rows(tmp_path, first_ranks):
-    flags = ["--batch_size", 4, "--max_steps", 8, "--save_interval", 3]
-    one_rank_flags = [*flags, "--accumulation_steps", 2]
-    straight = train(tiny_run(tmp_path / "straight", RandomRows(75), flags=one_rank_flags))
-    cut = tiny_run(tmp_path / "cut", RandomRows(75), flags=one_rank_flags if first_ranks == 1 else flags)
-    if first_ranks == 1:
-        cut.stop_asked = lambda: cut.progress.step >= 4
-        train(cut)
-        run_ranks(continue_on_a_rank, tmp_path, tmp_path / "cut", [*flags, "--from_resume", 1])
-    else:
-        run_ranks(stop_on_a_rank, tmp_path, tmp_path / "cut", flags)
-        train(tiny_run(tmp_path / "cut", RandomRows(75), flags=[*flags, "--from_resume", 1]))
-    assert close(straight, logged(cut, "loss"), 1e-6)
-
-
-def stop_on_a_rank(world, folder, flags):
-    run = tiny_run(folder, RandomRows(75), world, tiny_model(), flags=flags)
-    run.stop_asked = lambda: run.progress.step >= 4
-    train(run)
-
-
 def test_changed_data_and_shape_are_refused(tmp_path):
     train(tiny_run(tmp_path, RandomRows(8)))
     other = RandomRows(8, seed=1)
@@ -182,24 +124,6 @@ def test_a_run_that_is_broken_for_good_stops_and_says_where(tmp_path):
     run.loss = lambda model, batch, context: (language_model_loss(model, batch, context)[0] * float("inf"), 0, {})
     with pytest.raises(ValueError, match=r"step 20 .*20 steps in a row.*step-00000015.pth"):
         train(run)
-
-
-def poison_one_rank(world, folder):
-    run = tiny_run(folder, RandomRows(16), world)
-    before = weights_of(run)
-    run.total_steps = 1
-    # The loss is sound; only this rank's gradient of one tensor is not, after the ranks have exchanged theirs.
-    if world.rank == 1:
-        run.scaler.unscale_ = lambda optimizer: run.bare_model.lm_head.weight.grad.fill_(float("nan"))
-    train(run)
-    assert run.progress.skipped_steps == 1
-    assert all(torch.equal(before[name], after) for name, after in weights_of(run).items())
-    (folder / f"unharmed-{world.rank}").touch()
-
-
-def test_one_bad_rank_skips_the_step_everywhere(tmp_path):
-    run_ranks(poison_one_rank, tmp_path, tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("unharmed-*")) == ["unharmed-0", "unharmed-1"]
 
 
 def test_a_checkpoint_holds_plain_values_and_float32(tmp_path):

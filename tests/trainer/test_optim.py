@@ -1,9 +1,11 @@
 """Which parameter goes where, and that nothing is forgotten or counted twice."""
 
+import pytest
 import torch
 
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
+from trainer.muon import Muon
 from trainer.optim import build_optimizers, is_hidden_matrix
 
 
@@ -72,3 +74,30 @@ def test_muon_step_equals_newton_schulz_by_hand():
         x = 3.4445 * x + (-4.775 * product + 2.0315 * product @ product) @ x
     expected = before * (1 - 0.02 * 0.1) - 0.02 * 0.2 * 16**0.5 * x.float()
     assert (weight - expected).abs().max() < 2e-3 * 0.2 * 16**0.5
+
+
+def test_muon_steps_equal_torchs():
+    torch.manual_seed(0)
+    shapes = [(32, 32), (16, 32), (64, 32), (32, 64), (64, 32), (32, 32)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95}
+    optimizers = Muon(ours, **options), torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **options)
+    for number in range(5):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape)
+            other.grad = mine.grad.clone()
+        ours[1].grad = theirs[1].grad = None if number == 2 else theirs[1].grad  # no gradient: no step, no decay
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        # Rounding to bfloat16 apart: an update's elements are about 0.02 * 0.2 in size.
+        assert (mine - other).abs().max() < 5 * 0.02 * 0.2 * 2**-6
+        torch.testing.assert_close(
+            optimizers[0].state[mine]["momentum_buffer"], optimizers[1].state[other]["momentum_buffer"]
+        )
+
+
+def test_muon_refuses_what_is_no_matrix():
+    with pytest.raises(ValueError, match="two dimensions"):
+        Muon([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
