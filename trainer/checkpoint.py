@@ -62,8 +62,11 @@ def save_atomically(content: Any, path: Path) -> None:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
+        reason: BaseException = error
+        while reason.__context__ is not None and not isinstance(reason, OSError):
+            reason = reason.__context__  # torch answers a failed write with an error of its own
         free = shutil.disk_usage(path.parent).free
-        raise ValueError(f"{path}: could not be written ({error}); {free / 2**20:.0f} MiB are free there") from error
+        raise ValueError(f"{path}: could not be written ({reason}); {free / 2**20:.0f} MiB are free there") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -230,8 +233,8 @@ class CheckpointFolder:
         # Names, sizes and settings come on top of the tensors.
         if free < needed_bytes * 1.01 + 2**20:
             raise ValueError(
-                f"{self.folder}: {what} needs {needed_bytes / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free; "
-                "make room, or give another disk with --checkpoint_dir"
+                f"{self.folder}: no room for {what}: {needed_bytes / 2**20:,.1f} MiB are needed and "
+                f"{free / 2**20:,.1f} MiB are free; make room, or give another disk with --checkpoint_dir"
             )
 
     def remove_leftovers(self) -> None:

@@ -78,7 +78,13 @@ def init_distributed_mode(device: str = "auto") -> World:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+        store, rank, size = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+            # On one node torchrun keeps its store when it starts the ranks again, with the addresses of those that
+            # are gone: 4 of 8 restarts waited for them for ever. (Between nodes, c10d makes a store for each start.)
+            store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
         _joined.append(dist.group.WORLD)
     return World(dist.get_rank(), local_rank, dist.get_world_size(), chosen, meet())
 
@@ -86,6 +92,11 @@ def init_distributed_mode(device: str = "auto") -> World:
 def meet() -> tuple[tuple[str, int], ...]:
     """Host name and process number of each rank."""
     return tuple(gather_objects((socket.gethostname(), os.getpid())))
+
+
+def is_under_torchrun() -> bool:
+    """True where torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_restart() -> bool:

@@ -40,6 +40,7 @@ from trainer.data import Data
 from trainer.distributed import (
     World,
     init_distributed_mode,
+    is_under_torchrun,
     main_first,
     named_loss_of_ranks,
     whole_model,
@@ -144,7 +145,7 @@ def assemble(
     if world.device.type == "cpu":
         keep_freed_memory()
     if settings.model.activation_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
     if settings.model.use_compile:
         model.config.fast_path = False  # hand-written kernels would break the compiled graph
         for layer in model.model.layers:
@@ -328,23 +329,29 @@ def describe_run(run: Run, stage: Stage, metrics: dict[str, Any]) -> dict[str, A
 
 @dataclasses.dataclass
 class StopRequest:
-    """Which signal asked this run to stop, if any."""
+    """Which signal asked this run to stop, if any, and when."""
 
     signal: int | None = None
+    time: float = 0.0
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGTERM and SIGINT ask for a stop at the next step boundary; a second one leaves at once."""
+    """SIGTERM and SIGINT ask for a stop at the next step boundary; a second one leaves at once.
+
+    Ctrl-C reaches a rank twice, from the terminal and from torchrun: that is one.
+    """
     request = StopRequest()
+    same_seconds = 3.0 if is_under_torchrun() else 0.0
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
     def ask(number: int, _frame: Any) -> None:
-        if request.signal is not None:
+        if request.signal is None:
+            request.signal, request.time = number, time.monotonic()
+        elif time.monotonic() - request.time > same_seconds:
             os._exit(128 + number)  # not even the checkpoint that is being written is waited for
-        request.signal = number
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -42,11 +42,18 @@ class Tracker:
             print(text, flush=True)
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
-        """Append one record to metrics.jsonl and send its numbers, and samples as text, to the service."""
+        """Append one record to metrics.jsonl and send its numbers, and samples as text, to the service.
+
+        Raises:
+            ValueError: the disk is full.
+        """
         if self.metrics_path is None:
             return
-        with open(self.metrics_path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **metrics}, ensure_ascii=False) + "\n")
+        try:
+            with open(self.metrics_path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **metrics}, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise ValueError(f"{self.metrics_path}: cannot be written ({error.strerror})") from error
         if self.service_run is not None:
             sent = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
             for number, sample in enumerate(metrics.get("samples", [])):
