@@ -2,12 +2,23 @@
 
 import pickle
 import random
+import shutil
+import threading
 
 import numpy as np
 import pytest
 import torch
 
-from trainer.checkpoint import CheckpointFolder, capture_rng, load_verified, restore_rng, save_atomically
+from trainer.checkpoint import (
+    BackgroundWriter,
+    CheckpointFolder,
+    capture_rng,
+    load_verified,
+    map_tensors,
+    restore_rng,
+    save_atomically,
+    size_in_bytes,
+)
 
 
 def state(step):
@@ -90,6 +101,44 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         save_atomically(state(2), path)
     assert load_verified(path)["step"] == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000001.pth"]
+
+
+def test_an_error_of_the_background_surfaces_in_the_next_call(tmp_path, monkeypatch):
+    folder = CheckpointFolder(tmp_path)
+    monkeypatch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    folder.save(state(1), 1)
+    folder.writer.thread.join()
+    with pytest.raises(ValueError, match="step-00000001.pth: could not be written .*No space left"):
+        folder.writer.check()
+    folder.writer.check()  # said once
+
+
+def test_work_in_the_background_keeps_its_order(tmp_path):
+    done, gate = [], threading.Event()
+    writer = BackgroundWriter()
+    writer.start(lambda: (gate.wait(10), done.append("first")))
+    writer.start(lambda: done.append("second"))
+    assert done == []
+    gate.set()
+    writer.wait()
+    assert done == ["first", "second"]
+
+
+def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    with pytest.raises(ValueError, match="no room for the next checkpoint: 0.0 MiB are needed and 0.0 MiB are free"):
+        CheckpointFolder(tmp_path).save(state(1), 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shared_memory_stays_shared_and_counts_once(tmp_path):
+    tied = torch.arange(1000.0)
+    content = {"head": tied, "embedding": tied.detach(), "other": torch.zeros(10)}
+    assert size_in_bytes(content) == 4040
+    copies = map_tensors(content, torch.clone)
+    assert copies["head"] is copies["embedding"] and copies["head"].data_ptr() != tied.data_ptr()
+    save_atomically(copies, tmp_path / "a.pth")
+    assert (tmp_path / "a.pth").stat().st_size < 8000
 
 
 def test_no_checkpoint_is_none(tmp_path):

@@ -1,5 +1,7 @@
 """The loop: exact under any cut and any number of ranks, exact after a resume, unharmed by bad steps."""
 
+import json
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from tests.trainer.helpers import TINY_MOE, RandomRows, close, tiny_model, tiny_
 from trainer.checkpoint import load_verified
 from trainer.engine import save_checkpoint
 from trainer.losses import language_model_loss
+from trainer.memory import advice_when_full
 
 
 @pytest.mark.parametrize("overrides", [{}, TINY_MOE], ids=["dense", "moe"])
@@ -103,6 +106,17 @@ def test_max_steps_means_optimizer_steps(tmp_path, steps):
     assert list(train(run)) == list(range(1, steps + 1))
 
 
+@pytest.mark.parametrize("overrides", [{"dropout": 0.1}, TINY_MOE], ids=["dropout", "moe"])
+def test_activation_checkpointing_changes_nothing(tmp_path, overrides):
+    losses = []
+    for checkpointing in (False, True):
+        model = tiny_model(**overrides)
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        losses.append(train(tiny_run(tmp_path / str(checkpointing), RandomRows(20), model=model)))
+    assert losses[0] == losses[1] and len(losses[0]) == 5
+
+
 def test_a_step_with_a_bad_gradient_changes_no_weight(tmp_path):
     run = tiny_run(tmp_path, RandomRows(12), flags=["--weight_decay", "0.5"])
     seen = {}
@@ -122,8 +136,44 @@ def test_a_step_with_a_bad_gradient_changes_no_weight(tmp_path):
 def test_a_run_that_is_broken_for_good_stops_and_says_where(tmp_path):
     run = tiny_run(tmp_path, RandomRows(200), flags=["--save_interval", "5"])
     run.loss = lambda model, batch, context: (language_model_loss(model, batch, context)[0] * float("inf"), 0, {})
-    with pytest.raises(ValueError, match=r"step 20 .*20 steps in a row.*step-00000015.pth"):
+    with pytest.raises(ValueError, match=r"step 20 .*row 80.*20 steps in a row.*step-00000015.pth"):
         train(run)
+
+
+def test_max_bad_steps_says_how_many(tmp_path):
+    run = tiny_run(tmp_path, RandomRows(200), flags=["--max_bad_steps", "3"])
+    run.loss = lambda model, batch, context: (language_model_loss(model, batch, context)[0] * float("inf"), 0, {})
+    with pytest.raises(ValueError, match=r"step 3 .*3 steps in a row"):
+        train(run)
+
+
+def test_running_out_of_memory_saves_and_advises(tmp_path):
+    run = tiny_run(tmp_path, RandomRows(40), flags=["--save_interval", "100"])
+
+    def hungry(model, batch, context):
+        if run.progress.step == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return language_model_loss(model, batch, context)
+
+    run.loss = hungry
+    with pytest.raises(ValueError, match=r"step 5; try --batch_size 2 --accumulation_steps 2 .*step-00000004.pth"):
+        with advice_when_full(run):
+            train(run)
+    run.loss = language_model_loss
+    resumed = tiny_run(tmp_path, RandomRows(40), flags="--from_resume 1 --batch_size 2 --accumulation_steps 2".split())
+    straight = train(tiny_run(tmp_path / "straight", RandomRows(40)))
+    assert close(train(resumed), straight, 1e-6)
+
+
+def test_a_run_says_what_it_measures(tmp_path):
+    run = tiny_run(tmp_path, RandomRows(16), flags=["--grad_clip", "0.5"])
+    train(run)
+    records = [json.loads(line) for line in run.tracker.metrics_path.read_text().splitlines()]
+    for record in records:
+        assert record["gradient_norm_clipped"] == min(record["gradient_norm"], 0.5)
+        assert 0 < record["model_flops_utilization"] < 1 and 0 <= record["data_wait_share"] < 1
+        assert record["peak_memory_gib"] > 0.05 and record["cpu_percent"] >= 0 and 0 < record["ram_used_percent"] < 100
+        assert record["learning_rates"] == [record["learning_rate"]] * 2 and record["skipped_steps"] == 0
 
 
 def test_a_checkpoint_holds_plain_values_and_float32(tmp_path):

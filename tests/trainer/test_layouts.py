@@ -102,20 +102,26 @@ def test_two_ranks_resume_bit_for_bit(tmp_path, layout):
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
 
-def poison_one_rank(world, folder, parallel, dtype):
+def poison_one_rank(world, folder, parallel, dtype, where):
     run = tiny_run(folder, RandomRows(16), world, flags=["--parallel", parallel, "--dtype", dtype])
     before = weights_of(run)
     run.total_steps = 1
-    # The loss is sound; only this rank's gradient of one tensor is not, after the ranks have exchanged theirs.
-    unscale = run.scaler.unscale_
+    unscale, loss_of = run.scaler.unscale_, run.loss
 
-    def poison(optimizer):
+    def poison_a_gradient(optimizer):
         unscale(optimizer)
         if world.rank == 1:
             gradient = run.bare_model.lm_head.weight.grad
             getattr(gradient, "_local_tensor", gradient).fill_(float("nan"))
 
-    run.scaler.unscale_ = poison
+    def poison_the_loss(model, batch, context):
+        loss, count, logs = loss_of(model, batch, context)
+        return loss * (float("nan") if world.rank == 1 else 1.0), count, logs
+
+    if where == "loss":
+        run.loss = poison_the_loss
+    else:  # the loss is sound; this rank's gradient of one tensor is not, after the ranks have exchanged theirs
+        run.scaler.unscale_ = poison_a_gradient
     scale = run.scaler.get_scale()
     train(run)
     assert run.progress.step == 1
@@ -127,7 +133,7 @@ def poison_one_rank(world, folder, parallel, dtype):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_one_bad_rank_skips_the_step_everywhere(tmp_path, parallel, dtype):
-    run_ranks(poison_one_rank, tmp_path, tmp_path, parallel, dtype)
+@pytest.mark.parametrize(("dtype", "where"), [("float32", "loss"), ("float32", "gradient"), ("float16", "gradient")])
+def test_one_bad_rank_skips_the_step_everywhere(tmp_path, parallel, dtype, where):
+    run_ranks(poison_one_rank, tmp_path, tmp_path, parallel, dtype, where)
     assert sorted(path.name for path in tmp_path.glob("unharmed-*")) == ["unharmed-0", "unharmed-1"]
