@@ -30,6 +30,7 @@ from dataset.packing import (
     pack_documents,
     pack_mixture,
 )
+from dataset.plans import Selection, kept_selection, plan_folder
 from dataset.readers import TextAs
 from dataset.selection import DataSummary, Units, complete_summary, select_units
 from dataset.sources import BadRows, Part, RowReader, parse_sources, split_held_out
@@ -186,6 +187,28 @@ class MixtureDataset(PackedDataset):
             ],
             loss_on,
         )
+        weights = [source.weight for source in sources]
+        rules = [type(self).__name__, part, only, dedup, weights, seed, max_length, packing, loss_on]
+        selection = kept_selection(
+            plan_folder(cache_dir, units, rules),
+            lambda: self._select(units, part, only, dedup, weights, seed, max_length, packing),
+        )
+        self.units, self.chosen = units, selection.chosen
+        pad_id = separator_id(tokenizer)
+        super().__init__(units.tokens, units.trained, selection.plan, pad_id, selection.summary, is_padded=packing)
+
+    @classmethod
+    def _select(
+        cls,
+        units: Units,
+        part: Part,
+        only: Literal["document", "conversation"] | None,
+        dedup: bool,
+        weights: list[float | None],
+        seed: int,
+        max_length: int,
+        packing: bool,
+    ) -> Selection:
         summary = DataSummary()
         chosen = select_units(units, part, only, dedup, summary)
         for source in units.sources:
@@ -193,18 +216,18 @@ class MixtureDataset(PackedDataset):
             summary.bad_rows += source.bad_rows.count
             summary.shortened += source.shortened
             add_counts(summary.skipped, source.skipped)
+        paths = [source.path for source in units.sources]
         if not len(chosen) and part != "validation" and only is None:
             reasons = "".join(f"; {count:,} {reason}" for reason, count in summary.skipped.items())
-            raise ValueError(f"{', '.join(source.path for source in sources)}: no usable row{reasons}")
-        weights, passes = [source.weight for source in sources], [1.0] * len(sources)
+            raise ValueError(f"{', '.join(paths)}: no usable row{reasons}")
+        passes = [1.0] * len(paths)
         if part != "validation" and None not in weights:
             picked, passes = choose_units(units.lengths[chosen], units.source[chosen], weights, seed)
             chosen = chosen[picked]
-        summary.passes = {source.path: round(times, 4) for source, times in zip(sources, passes, strict=True)}
-        plan = self.pack(units, chosen, max_length, packing)
+        summary.passes = {path: round(times, 4) for path, times in zip(paths, passes, strict=True)}
+        plan = cls.pack(units, chosen, max_length, packing)
         complete_summary(summary, units, chosen, plan)
-        self.units, self.chosen = units, chosen
-        super().__init__(units.tokens, units.trained, plan, separator_id(tokenizer), summary, is_padded=packing)
+        return Selection(chosen, plan, summary)
 
     @classmethod
     def of_batch(

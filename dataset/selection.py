@@ -1,6 +1,7 @@
 """Which of the units of its sources a data set holds, and what they come to."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -60,9 +61,6 @@ class Units:
 
     Attributes:
         tokens, trained: flat arrays, see `dataset.store.TokenisedSource`.
-        starts, lengths: (U,) int64, where each unit lies in them.
-        source: (U,) int16, number of its source.
-        supervised: (U,) int64, tokens of each unit that are targets.
     """
 
     def __init__(self, sources: Sequence[TokenisedSource], loss_on: Literal["all", "assistant"] = "assistant"):
@@ -74,17 +72,33 @@ class Units:
         self.trained = FlatArray(
             [all_trained(len(source.tokens)) if everything else source.trained for source in sources]
         )
-        self.lengths = self.column("length")
-        self.source = np.repeat(
-            np.arange(len(sources), dtype=np.int16), [len(source.table["length"]) for source in sources]
-        )
-        self.starts = self.column("start")
-        if len(sources) > 1:
-            self.starts += np.cumsum([0, *[len(source.tokens) for source in sources]])[self.source]
-        # The first token of a unit, and of a pair's second side, is never a target.
-        self.supervised = self.column("supervised")
-        if everything:
-            self.supervised = self.lengths - 1 - (self.column("first_length") > 0)
+        self.everything = everything
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """(U,) int64, tokens of each unit."""
+        return self.column("length")
+
+    @functools.cached_property
+    def source(self) -> np.ndarray:
+        """(U,) int16, number of each unit's source."""
+        counts = [len(source.table["length"]) for source in self.sources]
+        return np.repeat(np.arange(len(counts), dtype=np.int16), counts)
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """(U,) int64, where each unit lies in the flat arrays."""
+        if len(self.sources) == 1:
+            return self.column("start")
+        return self.column("start") + np.cumsum([0, *[len(source.tokens) for source in self.sources]])[self.source]
+
+    @functools.cached_property
+    def supervised(self) -> np.ndarray:
+        """(U,) int64, tokens of each unit that are targets."""
+        if self.everything:
+            # The first token of a unit, and of a pair's second side, is never a target.
+            return self.lengths - 1 - (self.column("first_length") > 0)
+        return self.column("supervised")
 
     def column(self, name: str) -> np.ndarray:
         """(U,) one column of `dataset.units.UNIT`."""

@@ -133,7 +133,7 @@ class SourceWriter:
             self.files = {name: io.BytesIO() for name in names}
             return self
         try:
-            _remove_leftovers(self.folder)
+            remove_leftovers(self.folder)
             self.temporary = self.folder.with_name(f".{self.folder.name}.{socket.gethostname()}.{os.getpid()}")
             self.temporary.mkdir(parents=True, exist_ok=True)
             self.files = {name: open(self.temporary / f"{name}.bin", "wb") for name in names}
@@ -215,7 +215,7 @@ class SourceWriter:
         )
 
 
-def _remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Delete what runs on this machine that were killed have left of the same source."""
     for leftover in folder.parent.glob(f".{folder.name}.{socket.gethostname()}.*"):
         try:

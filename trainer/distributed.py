@@ -119,7 +119,7 @@ def lost_ranks(world: World, patience_seconds: float = 5.0) -> list[int]:
 
 
 @contextlib.contextmanager
-def named_loss_of_ranks(world: World) -> Iterator[None]:
+def naming_lost_ranks(world: World) -> Iterator[None]:
     """Turn a collective that failed because a rank is gone into one message that names it, and exit code 3."""
     try:
         yield

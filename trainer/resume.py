@@ -12,7 +12,6 @@ from dataset.stream import StreamDataset
 from trainer.checkpoint import load_verified, restore_rng
 from trainer.config import raise_problems
 from trainer.distributed import copy_like, is_restart, main_decides
-from trainer.engine import after_step
 from trainer.run import Progress, Run
 
 # A change of these makes the continuation another run: its rows, its schedule or its optimizer state no longer fit.
@@ -68,8 +67,6 @@ def resume(run: Run) -> list[str]:
     run.tracker.cut_back(run.progress.step)
     if run.world.is_main:
         run.checkpoints.remove_leftovers()
-    if run.progress.step < run.total_steps:
-        after_step(run)
     return [
         *(f"passed over {reason}" for reason in passed_over),
         *notes,
@@ -197,6 +194,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     known = {field.name for field in dataclasses.fields(Progress)}
     run.progress = Progress(**{name: value for name, value in state["progress"].items() if name in known})
     run.saved_step = run.progress.step
+    run.tracker.run_id = state.get("tracker_id")
     if isinstance(run.train_data, StreamDataset):
         run.train_data.start(run.world.rank, run.world.size, state["stream"])
     if state["expert_loads"] is not None:

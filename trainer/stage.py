@@ -41,12 +41,13 @@ from trainer.distributed import (
     World,
     init_distributed_mode,
     is_under_torchrun,
+    main_decides,
     main_first,
-    named_loss_of_ranks,
+    naming_lost_ranks,
     whole_model,
     wrap_model,
 )
-from trainer.engine import evaluate_and_keep_best, train_epoch
+from trainer.engine import after_step, evaluate_and_keep_best, train_epoch
 from trainer.evaluation import log_evaluation
 from trainer.losses import StepContext, count_tokens, equal_expert_loads
 from trainer.memory import advice_when_full, describe_memory, state_bytes
@@ -90,7 +91,7 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
     """
     settings = read_settings(stage, arguments)
     world = init_distributed_mode(settings.optimization.device)
-    with contextlib.closing(world), named_loss_of_ranks(world):
+    with contextlib.closing(world), naming_lost_ranks(world):
         # Until there is something to save, a signal ends the run at once: tokenising may take long.
         run, tokenizer, notes, table = assemble(stage, settings, world)
         with stop_on_signals() as asked, advice_when_full(run):
@@ -102,7 +103,9 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             if run.progress.step == 0:
                 # Random weights score the logarithm of the vocabulary: one batch shows it, and steps come soon.
                 log_evaluation(run, 1 if settings.model.from_weight == "none" else None)
-            while run.progress.step < run.total_steps and not asked.signal and train_epoch(run):
+            elif run.progress.step < run.total_steps:
+                after_step(run)  # it was due when the checkpoint had been saved
+            while run.progress.step < run.total_steps and train_epoch(run):
                 pass
             run.checkpoints.writer.wait()
             if run.progress.step < run.total_steps:
@@ -179,12 +182,16 @@ def assemble(
         fingerprints={"data": train_data.summary.fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer)},
     )
     run.total_steps = run.estimate_total_steps()
-    existing = sum(path.stat().st_size for path in run.checkpoints.steps())
-    # Those that are kept, the one being written, and the best.
-    kept = state_bytes(run) * (options.keep_last + 2) - existing
-    run.checkpoints.check_room(max(kept, 0), "a run's checkpoints (--keep_last and the best)")
+    main_decides(lambda: check_room_for_all(run))
     run.sample = lambda run: sample_answers(run, stage, tokenizer)
     return run, tokenizer, notes, table
+
+
+def check_room_for_all(run: Run) -> None:
+    """Raise ValueError unless the disk has room for the checkpoints that are kept, the one being written, the best."""
+    existing = sum(path.stat().st_size for path in run.checkpoints.steps())
+    needed = state_bytes(run) * (run.settings.run.keep_last + 2) - existing
+    run.checkpoints.check_room(max(needed, 0), "a run's checkpoints (--keep_last and the best)")
 
 
 def save_settings(run: Run) -> None:
@@ -195,7 +202,7 @@ def save_settings(run: Run) -> None:
 
 
 def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGroup], resumed: list[str]) -> None:
-    """Say before the first step what will happen, and start SwanLab if asked."""
+    """Say before the first step what will happen, and start the tracker's service if asked."""
     settings, say = run.settings, run.tracker.say
     total, active = count_parameters(run.bare_model)
     data = run.train_data.summary

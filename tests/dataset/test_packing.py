@@ -205,3 +205,15 @@ def test_a_hundred_thousand_are_packed_quickly():
     documents, conversations = pack_documents(lengths, 2048), pack_conversations(lengths, 2048)
     assert time.process_time() - started < 4
     assert documents.fill_rate > 0.9999 and conversations.fill_rate > 0.999
+
+
+def test_more_tokens_than_32_bits_count():
+    lengths = [2**30 + 5, 7, 2**30 + 3, 11, 2**20]
+    plan = pack_documents(lengths, 2**20)
+    full = np.add.reduceat(plan.piece_lengths, plan.row_pieces[:-1])
+    assert sum(lengths) > 2**31 and (full[:-1] == 2**20).all()
+    # Every token but a document's first is a target once: piece by piece, each begins where the one before ended.
+    assert plan.piece_lengths.sum() - len(plan.piece_lengths) == sum(lengths) - len(lengths)
+    ends = plan.piece_starts + plan.piece_lengths
+    first_tokens = np.cumsum([0, *lengths])
+    assert (np.isin(plan.piece_starts[1:], first_tokens) | (plan.piece_starts[1:] == ends[:-1] - 1)).all()

@@ -19,7 +19,7 @@ from trainer.config import (
     setup_seed,
 )
 from trainer.distributed import World, copy_of_whole, meet, wrap_model
-from trainer.engine import train_epoch
+from trainer.engine import after_step, train_epoch
 from trainer.losses import equal_expert_loads, language_model_loss
 from trainer.optim import build_optimizers
 from trainer.precision import choose_precision
@@ -141,6 +141,8 @@ def tiny_run(folder, rows, world=None, model=None, validation=None, flags=()):
 def train(run):
     """Run to the end, resuming first if the flags say so; returns the logged losses by step."""
     resume(run)
+    if 0 < run.progress.step < run.total_steps:
+        after_step(run)
     while run.progress.step < run.total_steps and train_epoch(run):
         pass
     run.checkpoints.writer.wait()

@@ -78,6 +78,12 @@ def test_two_ranks_are_one_rank(tmp_path, overrides, optimizer):
             assert evaluation[name] == pytest.approx(sums.to_tensor().tolist(), rel=1e-5 if tolerance < 1e-5 else 1e-3)
 
 
+def test_reduced_precision_is_nearly_the_same(tmp_path):
+    flags = ["--dtype", "bfloat16", "--learning_rate", 0.003]
+    losses = {layout: train_in(layout, tmp_path / layout, tmp_path, TINY_MOE, flags) for layout in ("ddp", "fsdp")}
+    assert close(losses["ddp"], losses["fsdp"], 0.02)
+
+
 CHANGES = [("one", "ddp"), ("ddp", "one"), ("one", "fsdp-x2"), ("fsdp", "one"), ("ddp-x2", "fsdp"), ("fsdp", "ddp")]
 
 
