@@ -30,17 +30,19 @@ from trainer.weights import DEFAULT_TOKENIZER, load_tokenizer
 CHANGED_SHARE = 0.1
 RAW_BYTES = 100_000_000
 BATCH_TEXTS = 1000
+# What a stage's first start does with its data, and no more.
 WORK = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-import trainer.data, trainer.stage  # a second start finds its modules compiled
-from dataset.lm_dataset import PretrainDataset
+import trainer.stage
+from trainer.config import DataArguments
+from trainer.data import build_pretrain_data
 from trainer.weights import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[4])
 started = time.perf_counter()
-data = PretrainDataset(sys.argv[2], tokenizer, 512, part="train", cache_dir=sys.argv[3])
-summary = data.summary
-print(f"{len(data.tokens)} {summary.rows} {summary.fill_rate} {time.perf_counter() - started}")
+arguments = DataArguments(data_path=[sys.argv[2]], cache_dir=sys.argv[3], max_seq_len=512)
+data, _ = build_pretrain_data(arguments, tokenizer, seed=42)
+print(f"{len(data.tokens)} {data.summary.rows} {data.summary.fill_rate} {time.perf_counter() - started}")
 """
 
 
