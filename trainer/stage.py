@@ -91,10 +91,12 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
     """
     settings = read_settings(stage, arguments)
     world = init_distributed_mode(settings.optimization.device)
-    with contextlib.closing(world), naming_lost_ranks(world):
+    with contextlib.closing(world):
         # Until there is something to save, a signal ends the run at once: tokenising may take long.
-        run, tokenizer, notes, table = assemble(stage, settings, world)
-        with stop_on_signals() as asked, advice_when_full(run):
+        with naming_lost_ranks(world):
+            run, tokenizer, notes, table = assemble(stage, settings, world)
+        # Later on torchrun's SIGTERM, which follows the loss of a rank, must not come before the rank is named.
+        with stop_on_signals() as asked, naming_lost_ranks(world), advice_when_full(run):
             run.stop_asked = lambda: asked.signal is not None
             resumed = resume(run)
             save_settings(run)
