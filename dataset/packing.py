@@ -74,7 +74,7 @@ def pack_documents(
     # is repeated, and all later rows begin one token later.
     firsts, total, step = _starts_of(lengths), int(lengths.sum()), max_length - 1
     if total + 2 * max_length < 2**31:
-        firsts = firsts.astype(np.int32)  # half the memory to touch: a fifth of the time for a billion tokens
+        firsts = firsts.astype(np.int32)  # less memory to touch: 0.8 to 1.1 s, not 1.6, for a billion
     delays = _document_starts_at_row_ends(firsts, max_length)
     numbers = np.arange(-(-total // step), dtype=firsts.dtype)
     delayed_rows = (delays - np.arange(1, len(delays) + 1)) // step

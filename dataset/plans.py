@@ -1,6 +1,6 @@
 """What a large data set was packed into, kept beside its tokenised sources and mapped by the next start.
 
-Packing 5 million documents takes 1.5 s and 400 MB of memory, which is a fifth of a start on a laptop.
+Packing 5 million documents takes about a second and 300 MB of memory in a start of seven seconds.
 """
 
 import dataclasses

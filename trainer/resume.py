@@ -56,7 +56,7 @@ def resume(run: Run) -> list[str]:
         note = f"--from_resume 1: no checkpoint in {folder}, so this run starts fresh"
         return [note, *main_decides(lambda: _start_fresh(folder))]
     path, passed_over = found
-    if not path.is_file():
+    if not path.is_file():  # another node, with a disk of its own
         raise ValueError(f"{path}: rank {run.world.rank} cannot see it; --checkpoint_dir must be on a shared disk")
     # Rank 0 has verified it; the others only map it.
     state = load_verified(path) if run.world.is_main else torch.load(path, weights_only=True, mmap=True)
