@@ -52,7 +52,12 @@ def main() -> None:
         run, *_ = assemble(stage, settings, init_distributed_mode(settings.optimization.device))
         resume(run)
         times: list[float] = []
-        run.stop_asked = lambda: times.append(time.perf_counter())  # asked after each step, just before it is saved
+
+        def note_time() -> bool:  # asked after each step, just before it is saved
+            times.append(time.perf_counter())
+            return False
+
+        run.stop_asked = note_time
         while train_epoch(run):
             pass
         run.checkpoints.writer.wait()

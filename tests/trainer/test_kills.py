@@ -67,6 +67,7 @@ CASES = [
 ]
 # Two kills for each case while it trains, by seed; two cases more, and five inside a save: twenty-five in all.
 KILLS = [(case, seed) for case in CASES for seed in range(2)] + [(CASES[5], 2), (CASES[8], 2)]
+NOT_SLOW = (CASES[0], CASES[5], CASES[7])  # each stage, dtype and optimizer: their first kills run in every suite
 MOMENTS_OF_A_SAVE = ("half written", "not yet renamed", "renamed", "before old ones go", "before best")
 
 
@@ -196,8 +197,14 @@ def logged_steps(folder):
     return paths[0].read_text().count('"loss"') if paths else 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("case", "seed"), KILLS, ids=str)
+@pytest.mark.parametrize(
+    ("case", "seed"),
+    [
+        pytest.param(case, seed, marks=[] if case in NOT_SLOW and seed == 0 else pytest.mark.slow)
+        for case, seed in KILLS
+    ],
+    ids=str,
+)
 def test_killed_and_resumed_is_bit_identical(case, seed, data_folder, straight_runs, tmp_path):
     draw = random.Random(f"{case}-{seed}")
     step, delay = draw.randrange(1, STEPS), draw.random() * 0.05
