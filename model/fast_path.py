@@ -6,7 +6,7 @@ expression of `model_minimind.py` with its backward pass written by hand; a test
 - `fused_linear`: one product for q, k, v (and for gate, up). Only the step's copy of the weights is fused; parameters,
   gradients and saved names stay apart.
 - `rms_norm`: keeps the input and one number per row, and writes the dtype that the next product reads.
-- `swiglu`: keeps nothing but the fused gate/up product.
+- `swiglu`: keeps nothing but the fused gate/up product. `grouped_swiglu`: the same for all experts of a layer.
 - `packed_attention`: q/k norm, RoPE and attention inside documents. Documents of like length are gathered into one
   batch, so a row of eight short documents costs eight small squares instead of one large one, and no mask is stored.
 """
@@ -14,6 +14,7 @@ expression of `model_minimind.py` with its backward pass written by hand; a test
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -60,9 +61,31 @@ def fused_linear(hidden: Tensor, modules: list[nn.Module], dtype: torch.dtype) -
     """hidden (..., H) -> (..., sum of the modules' outputs): all products in one, in `dtype`."""
     if any(type(module) is not nn.Linear for module in modules):  # LoRA, quantised: they must run their own forward
         return torch.cat([module(hidden) for module in modules], dim=-1)
-    weight = torch.cat([module.weight for module in modules]).to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        return F.linear(hidden.to(dtype), weight)
+        return F.linear(hidden.to(dtype), _Stacked.apply(dtype, *[module.weight for module in modules]))
+
+
+def _stack(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Matrices under one another in `dtype`, in one pass over memory."""
+    sizes = [len(matrix) for matrix in matrices]
+    stacked = torch.empty(sum(sizes), *matrices[0].shape[1:], dtype=dtype, device=matrices[0].device)
+    for part, matrix in zip(stacked.split(sizes), matrices, strict=True):
+        part.copy_(matrix)
+    return stacked
+
+
+class _Stacked(torch.autograd.Function):
+    """`_stack` whose backward hands each matrix its part of the gradient, in its own dtype."""
+
+    @staticmethod
+    def forward(ctx, dtype: torch.dtype, *matrices: Tensor) -> Tensor:
+        ctx.like = [(len(matrix), matrix.dtype) for matrix in matrices]
+        return _stack(matrices, dtype)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        parts = gradient.split([size for size, _ in ctx.like])
+        return None, *[part.to(dtype) for part, (_, dtype) in zip(parts, ctx.like, strict=True)]
 
 
 def _inverse_root_mean_square(rows: Tensor, eps: float) -> Tensor:
@@ -120,6 +143,63 @@ class _SwiGLU(torch.autograd.Function):
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu of the first half times the second half of the last dimension."""
     return _SwiGLU.apply(gate_up)
+
+
+class _GroupedSwiGLU(torch.autograd.Function):
+    """Rows (M, H) in groups -> each group's own down(silu(gate) * up) (M, H).
+
+    Every product writes its group's rows of one result, so nothing is put together afterwards, and what lies between
+    the products is done for all groups at once. `matrices`: gate, up (I, H) and down (H, I) of each group in turn.
+    """
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, sizes: list[int], *matrices: Tensor) -> Tensor:
+        gate_ups = [_stack(matrices[first : first + 2], rows.dtype) for first in range(0, len(matrices), 3)]
+        downs = [matrix.to(rows.dtype) for matrix in matrices[2::3]]
+        gate_up = rows.new_empty(len(rows), len(gate_ups[0]))
+        _multiply_groups(rows, [weight.t() for weight in gate_ups], sizes, gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        output = torch.empty_like(rows)
+        _multiply_groups(F.silu(gate).mul_(up), [weight.t() for weight in downs], sizes, output)
+        ctx.sizes, ctx.dtypes = sizes, [matrix.dtype for matrix in matrices]
+        ctx.save_for_backward(rows, gate_up, *gate_ups, *downs)
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, gate_up, *weights = ctx.saved_tensors
+        sizes, gate_ups, downs = ctx.sizes, weights[: len(ctx.sizes)], weights[len(ctx.sizes) :]
+        gate, up = gate_up.chunk(2, dim=-1)
+        inner = torch.empty_like(gate)
+        _multiply_groups(gradient, downs, sizes, inner)
+        fed, result = F.silu(gate), torch.empty_like(gate_up)
+        gate_gradient, up_gradient = result.chunk(2, dim=-1)
+        torch.mul(fed, inner, out=up_gradient)
+        torch.ops.aten.silu_backward.grad_input(inner.mul_(up), gate, grad_input=gate_gradient)
+        fed.mul_(up)
+        row_gradient = torch.empty_like(rows)
+        _multiply_groups(result, gate_ups, sizes, row_gradient)
+        matrices = []
+        for group in zip(*(tensor.split(sizes) for tensor in (rows, result, fed, gradient)), strict=True):
+            group_rows, group_result, group_fed, group_gradient = group
+            matrices += (group_result.t() @ group_rows).chunk(2)
+            matrices.append(group_gradient.t() @ group_fed)
+        return row_gradient, None, *[part.to(dtype) for part, dtype in zip(matrices, ctx.dtypes, strict=True)]
+
+
+def _multiply_groups(rows: Tensor, weights: Sequence[Tensor], sizes: list[int], output: Tensor) -> None:
+    for part, weight, result in zip(rows.split(sizes), weights, output.split(sizes), strict=True):
+        torch.mm(part, weight, out=result)
+
+
+def grouped_swiglu(rows: Tensor, sizes: list[int], experts: list[list[nn.Linear]], dtype: torch.dtype) -> Tensor:
+    """rows (M, H), the first sizes[0] of them for the first expert and so on -> (M, H) in `dtype`.
+
+    experts: gate, up and down projection of each.
+    """
+    with torch.autocast(rows.device.type, enabled=False):
+        weights = [module.weight for expert in experts for module in expert]
+        return _GroupedSwiGLU.apply(rows.to(dtype), sizes, *weights)
 
 
 class _PackedAttention(torch.autograd.Function):

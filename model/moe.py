@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from model.config import MiniMindConfig
-from model.fast_path import compute_dtype, fused_linear, is_fast, swiglu
+from model.fast_path import compute_dtype, fused_linear, grouped_swiglu, is_fast, swiglu
 
 # What a layer tells about its routing: probability sums (E,) differentiable and pick counts (E,), both fp32.
 RouterStatistics = tuple[Tensor, Tensor]
@@ -32,6 +32,12 @@ class FeedForward(nn.Module):
         self.down_proj.starts_at_zero = config.zero_init_output
         self.activation = ACT2FN[config.hidden_act]
         self.is_silu = config.hidden_act == "silu"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is made of plain matrices and SiLU, so that hand-written kernels may take its place."""
+        projections = (self.gate_proj, self.up_proj, self.down_proj)
+        return self.is_silu and all(type(module) is nn.Linear for module in projections)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., H)."""
@@ -99,19 +105,25 @@ def run_grouped(rows: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence
 
     rows (N, H), weights and chosen (N, k), experts: functions (n, H) -> (n, H) -> weighted sums (N, H).
     """
-    num_rows, num_chosen = chosen.shape
-    expert_of_slot = chosen.flatten()  # slot = row * k + choice
-    order = expert_of_slot.argsort(stable=True)
+    order = chosen.flatten().argsort(stable=True)  # slots (row * k + choice) in the order of their experts
     place_of_slot = torch.empty_like(order)
     place_of_slot[order] = torch.arange(len(order), device=order.device)
-    sizes = torch.bincount(expert_of_slot, minlength=len(experts)).tolist()
-    grouped = _Gather.apply(rows, order // num_chosen, place_of_slot.view(num_rows, num_chosen))
+    place_of_slot = place_of_slot.view_as(chosen)
+    sizes = torch.bincount(chosen.flatten(), minlength=len(experts)).tolist()
+    grouped = _Gather.apply(rows, order // chosen.shape[1], place_of_slot)
+    results = _run_each(grouped, sizes, experts)
+    return _Combine.apply(results, weights.to(results.dtype), order, place_of_slot)
+
+
+def _run_each(grouped: Tensor, sizes: list[int], experts: Sequence[Callable]) -> Tensor:
+    """grouped (M, H), the first sizes[0] rows for the first expert and so on -> (M, H)."""
+    if is_fast(grouped) and all(isinstance(expert, FeedForward) and expert.is_plain for expert in experts):
+        matrices = [[expert.gate_proj, expert.up_proj, expert.down_proj] for expert in experts]
+        return grouped_swiglu(grouped, sizes, matrices, compute_dtype(grouped))
     # An expert without rows still runs in training: its gradient is then zero, not missing, on every rank alike.
     is_needed = [size > 0 or torch.is_grad_enabled() for size in sizes]
     parts = zip(experts, grouped.split(sizes), is_needed, strict=True)
-    results = [expert(part) for expert, part, needed in parts if needed]
-    results = _Permute.apply(torch.cat(results), place_of_slot, order).view(num_rows, num_chosen, -1)
-    return torch.bmm(weights.to(results.dtype)[:, None, :], results)[:, 0]
+    return torch.cat([expert(part) for expert, part, needed in parts if needed])
 
 
 def run_reference(rows: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence[Callable]) -> Tensor:
@@ -127,26 +139,28 @@ class _Gather(torch.autograd.Function):
     """rows (N, H) -> rows[row_of_place] (N * k, H). Backward gathers too: no atomic adds, so it is deterministic."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, row_of_place: Tensor, slot_place: Tensor) -> Tensor:
-        ctx.save_for_backward(slot_place)
+    def forward(ctx, rows: Tensor, row_of_place: Tensor, place_of_slot: Tensor) -> Tensor:
+        ctx.save_for_backward(place_of_slot)
         return rows.index_select(0, row_of_place)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (slot_place,) = ctx.saved_tensors
-        picked = gradient.index_select(0, slot_place.flatten())
-        return picked.view(*slot_place.shape, -1).sum(dim=1), None, None
+        (place_of_slot,) = ctx.saved_tensors
+        return F.embedding_bag(place_of_slot, gradient, mode="sum"), None, None
 
 
-class _Permute(torch.autograd.Function):
-    """rows[permutation]; `inverse` undoes it in the backward pass."""
-
-    @staticmethod
-    def forward(ctx, rows: Tensor, permutation: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return rows.index_select(0, permutation)
+class _Combine(torch.autograd.Function):
+    """results (N * k, H), weights (N, k) -> each row's weighted sum of its k results (N, H), in one pass."""
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return gradient.index_select(0, inverse), None, None
+    def forward(ctx, results: Tensor, weights: Tensor, order: Tensor, place_of_slot: Tensor) -> Tensor:
+        ctx.save_for_backward(results, weights, order, place_of_slot)
+        return F.embedding_bag(place_of_slot, results, mode="sum", per_sample_weights=weights)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        results, weights, order, place_of_slot = ctx.saved_tensors
+        result_gradient = gradient.index_select(0, order // weights.shape[1])
+        result_gradient.mul_(weights.flatten()[order, None])
+        by_row = results.index_select(0, place_of_slot.flatten()).view(*weights.shape, -1)
+        return result_gradient, torch.bmm(by_row, gradient[:, :, None])[:, :, 0], None, None

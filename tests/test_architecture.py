@@ -8,7 +8,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("model", "dataset", "eval", "trainer", "scripts")
-TRAINING_LIBRARY_FLOOR, MEASURING_FLOOR, WHAT_FLOOR, ENTRY_FLOOR = 2, 1, 0, 3
+WHAT_FLOOR, MEASURING_FLOOR, TRAINING_LIBRARY_FLOOR, SCRIPT_LIBRARY_FLOOR, ENTRY_FLOOR = range(5)
+FLOORS = {
+    "model": WHAT_FLOOR,
+    "dataset": WHAT_FLOOR,
+    "eval": MEASURING_FLOOR,
+    "trainer": TRAINING_LIBRARY_FLOOR,
+    "scripts": SCRIPT_LIBRARY_FLOOR,
+}
 
 
 def sources():
@@ -17,16 +24,15 @@ def sources():
 
 def is_entry(path: Path) -> bool:
     relative = path.relative_to(ROOT).as_posix()
-    return relative.startswith(("scripts/", "trainer/train_", "eval/eval_")) or relative == "eval/report.py"
+    in_scripts = relative.startswith("scripts/") and relative.count("/") == 1
+    return in_scripts or relative.startswith(("trainer/train_", "eval/eval_")) or relative == "eval/report.py"
 
 
 def floor(path: Path) -> int:
     folder = path.relative_to(ROOT).parts[0]
     if is_entry(path) and path.name != "__init__.py":
         return ENTRY_FLOOR
-    return {"model": WHAT_FLOOR, "dataset": WHAT_FLOOR, "eval": MEASURING_FLOOR, "trainer": TRAINING_LIBRARY_FLOOR}.get(
-        folder, ENTRY_FLOOR
-    )
+    return FLOORS[folder]
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -42,6 +42,9 @@ class ModelArguments:
     use_moe: Literal[0, 1] | None = flag(None, "1: mixture of experts, 0: dense, over the preset's")
     num_experts: int | None = flag(None, "experts in each MoE layer, over the preset's")
     num_experts_per_tok: int | None = flag(None, "experts each token goes through, over the preset's")
+    norm_topk_prob: Literal[0, 1] | None = flag(
+        None, "1: the weights of a token's experts sum to 1 (needs two experts or more a token), over the preset's"
+    )
     dropout: float | None = flag(None, "dropout probability in training (0 unless the weights say otherwise)")
     router_aux_loss_coef: float | None = flag(None, "weight of the MoE balance loss, over the preset's")
     init: Literal["induction", "normal"] = flag(

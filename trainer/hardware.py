@@ -11,17 +11,18 @@ import torch
 
 from model.model_minimind import MiniMindForCausalLM, count_parameters
 
-# Dense bf16/fp16 tensor-core peaks in TFLOP/s, from the makers' data sheets; the first name that occurs counts.
-KNOWN_PEAKS = {
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "RTX 4090": 165.0,
-    "RTX 3090": 71.0,
-    "V100": 125.0,
-    "T4": 65.0,
+# Dense bf16/fp16 tensor-core peaks in TFLOP/s and memory in GB, from the makers' data sheets; the first name that
+# occurs counts, and where a GPU is sold with more memory too the smaller one stands here.
+KNOWN_GPUS = {
+    "H200": (989.0, 141),
+    "H100 PCIe": (756.0, 80),
+    "H100": (989.0, 80),
+    "A100": (312.0, 40),
+    "L40S": (362.0, 48),
+    "RTX 4090": (165.0, 24),
+    "RTX 3090": (71.0, 24),
+    "V100": (125.0, 16),
+    "T4": (65.0, 16),
 }
 PEAK_SIZE = {"cpu": 1024, "cuda": 8192, "mps": 4096}
 PEAK_TRIALS = 5
@@ -33,7 +34,7 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of large matrix products: from the data sheet where the device is known, else measured once."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
-        for known, peak in KNOWN_PEAKS.items():
+        for known, (peak, _) in KNOWN_GPUS.items():
             if known in name:
                 return peak * 1e12
     size, best = 128, 0.0
@@ -60,16 +61,24 @@ def _wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def flops_per_token(model: MiniMindForCausalLM) -> float:
-    """Floating-point operations of forward and backward for one token, in products with weights (attention apart).
+def flops_per_token(model: MiniMindForCausalLM, document_tokens: float = 0.0) -> float:
+    """Floating-point operations of forward and backward for one token.
 
     Six for each weight that the token meets: two forward, four backward (Kaplan et al. 2020). An embedding is looked
-    up, not multiplied; a tied one is, as the head. Attention scores inside short packed documents are left out, so
-    the utilization that follows is a lower bound.
+    up, not multiplied; a tied one is, as the head. Attention adds, for each layer, head and size of a head, six for
+    each token of the same document: scores and their sum of values take twelve (Chowdhery et al. 2022, appendix B),
+    of which causality needs half.
+
+    Args:
+        model: dense or MoE.
+        document_tokens: length of the document that a token stands in, in the mean over tokens. With 0 attention is
+            left out, and the utilization that follows is a lower bound.
     """
+    config = model.config
     _, active = count_parameters(model)
-    looked_up = 0 if model.config.tie_word_embeddings else model.config.vocab_size * model.config.hidden_size
-    return 6.0 * (active - looked_up)
+    looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    attention = config.num_hidden_layers * config.num_attention_heads * config.head_dim * document_tokens
+    return 6.0 * (active - looked_up + attention)
 
 
 def peak_memory_gib(device: torch.device) -> float:

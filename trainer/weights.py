@@ -26,7 +26,7 @@ COMMAND_FOR = {
 }
 """Which command makes the weights of each stage's default name."""
 
-SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "use_moe", "num_experts", "num_experts_per_tok")
+SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "use_moe", "num_experts", "num_experts_per_tok", "norm_topk_prob")
 
 
 def result_folder(save_dir: str | Path, name: str, config: MiniMindConfig) -> Path:
@@ -178,8 +178,7 @@ def _random_model(
         for flag in (*SHAPE_FLAGS, "dropout", "router_aux_loss_coef")
         if getattr(arguments, flag) is not None
     }
-    if "use_moe" in overrides:
-        overrides["use_moe"] = bool(overrides["use_moe"])
+    overrides |= {flag: bool(overrides[flag]) for flag in ("use_moe", "norm_topk_prob") if flag in overrides}
     # A vocabulary of whole multiples of 64 keeps the head's matrix product on fast tile sizes.
     overrides["vocab_size"] = -(-len(tokenizer) // 64) * 64
     overrides |= {

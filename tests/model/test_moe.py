@@ -42,11 +42,12 @@ def test_grouped_equals_reference_in_output_and_gradients(routing, tokens):
         torch.testing.assert_close(fast, readable, rtol=1e-4, atol=1e-5)
 
 
-def test_an_expert_without_tokens_gets_a_zero_gradient():
+@pytest.mark.parametrize("tokens", [7, 300])
+def test_an_expert_without_tokens_gets_a_zero_gradient(tokens):
     layer = random_layer()
     with torch.no_grad():
         layer.gate.weight[3] = -100 * layer.gate.weight[:3].sum(0)
-    hidden = layer.gate.weight[:3].sum(0).detach().expand(1, 7, -1)
+    hidden = layer.gate.weight[:3].sum(0).detach().expand(1, tokens, -1)
     output, (_, counts) = layer(hidden, None)
     assert counts[3] == 0
     output.sum().backward()

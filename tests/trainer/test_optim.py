@@ -5,7 +5,7 @@ import torch
 
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
-from trainer.muon import Muon
+from trainer.muon import QUINTICS, Muon, orthogonalize
 from trainer.optim import build_optimizers, is_hidden_matrix
 
 
@@ -69,9 +69,9 @@ def test_muon_step_equals_newton_schulz_by_hand():
     muon.step()
     # First step: momentum is (1 - 0.95) g, and Nesterov's look-ahead a multiple of g; the direction is g's.
     x = gradient.bfloat16() / gradient.bfloat16().norm()
-    for _ in range(5):
+    for a, b, c in QUINTICS:
         product = x @ x.T
-        x = 3.4445 * x + (-4.775 * product + 2.0315 * product @ product) @ x
+        x = a * x + (b * product + c * product @ product) @ x
     expected = before * (1 - 0.02 * 0.1) - 0.02 * 0.2 * 16**0.5 * x.float()
     assert (weight - expected).abs().max() < 2e-3 * 0.2 * 16**0.5
 
@@ -82,7 +82,11 @@ def test_muon_steps_equal_torchs():
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     theirs = [torch.nn.Parameter(parameter.detach().clone()) for parameter in ours]
     options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95}
-    optimizers = Muon(ours, **options), torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **options)
+    jordan = [(3.4445, -4.7750, 2.0315)] * 5
+    optimizers = (
+        Muon(ours, quintics=jordan, **options),
+        torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **options),
+    )
     for number in range(5):
         for mine, other in zip(ours, theirs, strict=True):
             mine.grad = torch.randn(mine.shape)
@@ -96,6 +100,23 @@ def test_muon_steps_equal_torchs():
         torch.testing.assert_close(
             optimizers[0].state[mine]["momentum_buffer"], optimizers[1].state[other]["momentum_buffer"]
         )
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, 2.0], ids=["flat spectrum", "falls", "falls fast"])
+def test_muon_brings_all_but_tiny_singular_values_near_one(decay):
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(size, 48))[0] for size in (48, 160))
+    values = torch.arange(1, 49.0) ** -decay
+    update = orthogonalize(((left * values) @ right.T)[None].bfloat16())[0].float()
+    found = (left.T @ update @ right).diagonal()
+    relative = values / values.norm()
+    assert found[relative > 0.003].min() > 0.7 and found.max() < 1.3
+    assert torch.linalg.svdvals(update).max() < 1.3, "nothing grows"
+
+
+def test_muon_survives_a_gradient_of_rank_one():
+    update = orthogonalize((torch.randn(48, 1) @ torch.randn(1, 160))[None].bfloat16())[0].float()
+    assert torch.linalg.svdvals(update).max() < 1.3
 
 
 def test_muon_refuses_what_is_no_matrix():

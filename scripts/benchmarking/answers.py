@@ -1,0 +1,110 @@
+"""Our decoder against transformers' `generate`: the same weights, cores and prompts, greedily."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from model.config import MiniMindConfig
+from model.decoding import Decoder, generate_tokens
+from model.model_minimind import MiniMindForCausalLM
+
+BATCHES = (1, 16, 64)
+PROMPT_TOKENS = (24, 40)
+CLOSE_LOGITS = 1e-2
+WEIGHT_SCALE = 3.0  # random weights of the usual size always say the same token
+
+
+def make_models(preset: str, dtype: torch.dtype) -> tuple[MiniMindForCausalLM, torch.nn.Module]:
+    """Our model and transformers' with the same random weights."""
+    torch.manual_seed(0)
+    config = MiniMindConfig.from_preset(preset, {"zero_init_output": False})
+    ours = MiniMindForCausalLM(config).to(dtype).eval()
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if "norm" not in name:
+                parameter.mul_(WEIGHT_SCALE)
+    fields = config.to_hugging_face_dict()
+    kind, config_kind = (Qwen3MoeForCausalLM, Qwen3MoeConfig) if config.use_moe else (Qwen3ForCausalLM, Qwen3Config)
+    theirs = kind(config_kind(**fields)).to(dtype).eval()
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def make_prompts(count: int, vocabulary: int) -> list[list[int]]:
+    """Prompts of different lengths."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(PROMPT_TOKENS[0], PROMPT_TOKENS[1] + 1, (count,), generator=generator).tolist()
+    return [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+
+
+def generate_theirs(model: torch.nn.Module, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    """transformers' `generate` on a left-padded batch."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with torch.inference_mode():
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return output[:, longest:].tolist()
+
+
+def first_difference_is_a_tie(
+    model: MiniMindForCausalLM, prompt: list[int], mine: list[int], theirs: list[int]
+) -> bool:
+    """True where the two tokens at the first difference had logits closer than 1e-2 of the largest (float32)."""
+    place = next(i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + mine[:place]])).logits[0, -1].float()
+    return abs(float(logits[mine[place]] - logits[theirs[place]])) <= CLOSE_LOGITS * float(logits.abs().max())
+
+
+def measure_decoding(preset: str, turns: int, new_tokens: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Tokens a second of both, alternating, and whether the tokens are the same."""
+    rows = []
+    say("| precision | batch | ours, tokens/s | transformers | ratio (least to greatest) | same tokens |")
+    say("|---|---|---|---|---|---|")
+    for dtype in (torch.float32, torch.bfloat16):
+        ours, theirs = make_models(preset, dtype)
+        decoder = Decoder(ours)
+        for batch in BATCHES:
+            prompts = make_prompts(batch, ours.config.vocab_size)
+            seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+            for turn in range(turns + 1):
+                started = time.perf_counter()
+                mine = [reply.ids for reply in generate_tokens(decoder, prompts, new_tokens, stop_ids=[])]
+                between = time.perf_counter()
+                other = generate_theirs(theirs, prompts, new_tokens)
+                ended = time.perf_counter()
+                if turn:
+                    seconds["ours"].append(between - started)
+                    seconds["theirs"].append(ended - between)
+            different = [i for i in range(batch) if mine[i] != other[i]]
+            ties = sum(first_difference_is_a_tie(ours, prompts[i], mine[i], other[i]) for i in different)
+            ratios = [b / a for a, b in zip(seconds["ours"], seconds["theirs"], strict=True)]
+            row = {
+                "dtype": str(dtype).removeprefix("torch."),
+                "batch": batch,
+                "tokens_per_second": round(batch * new_tokens / statistics.median(seconds["ours"])),
+                "transformers_tokens_per_second": round(batch * new_tokens / statistics.median(seconds["theirs"])),
+                "ratio": [round(statistics.median(ratios), 2), round(min(ratios), 2), round(max(ratios), 2)],
+                "different_answers": len(different),
+                "that_parted_at_a_tie": ties,
+            }
+            rows.append(row)
+            same = "all" if not different else f"{batch - len(different)} of {batch}; {ties} parted at a tie"
+            say(
+                f"| {row['dtype']} | {batch} | {row['tokens_per_second']:,} | "
+                f"{row['transformers_tokens_per_second']:,} | {row['ratio'][0]:.2f} ({row['ratio'][1]:.2f} to "
+                f"{row['ratio'][2]:.2f}) | {same} |"
+            )
+    return {"decoding": rows}
