@@ -26,7 +26,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from model.config import MiniMindConfig
 from model.fast_path import compute_dtype, fused_linear, is_fast, packed_attention, rms_norm
 from model.moe import FeedForward, MixtureOfExperts, Router, RouterStatistics
-from model.packed_rows import DocumentBatches, batch_documents, packed_rows_mask, packed_rows_positions
+from model.packed_rows import (
+    DocumentBatches,
+    DocumentBounds,
+    batch_documents,
+    bounded_attention,
+    document_bounds,
+    has_bounded_attention,
+    packed_rows_mask,
+    packed_rows_positions,
+)
 from model.token_loss import IGNORED_LABEL, token_losses
 
 
@@ -104,7 +113,8 @@ class Surroundings:
 
     rope: tuple[Tensor, Tensor]  # cosines and signed sines (B, T, 1, D)
     mask: Tensor | None = None  # (B, 1, T, past + T), or None: plain causal, or `documents` say it
-    documents: DocumentBatches | None = None  # packed rows on the fast path
+    documents: DocumentBatches | None = None  # packed rows on the fast path of a CPU
+    bounds: DocumentBounds | None = None  # packed rows on CUDA
     is_real: Tensor | None = None  # (B * T,) bool: not padding; None when nothing is
 
 
@@ -143,15 +153,18 @@ class MiniMindAttention(nn.Module):
         queries, keys, values = self.project(hidden, around.rope)
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_index)
-        attended = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=around.mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=around.mask is None and queries.shape[2] > 1,
-            enable_gqa=True,
-        )
+        if around.bounds is not None:
+            attended = bounded_attention(queries, keys, values, around.bounds)
+        else:
+            attended = F.scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=around.mask,
+                dropout_p=self.dropout if self.training else 0.0,
+                is_causal=around.mask is None and queries.shape[2] > 1,
+                enable_gqa=True,
+            )
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
@@ -268,18 +281,23 @@ class MiniMindModel(MiniMindPreTrainedModel):
         is_real = None
         if attention_mask is not None and attention_mask.dim() == 2:
             is_real = attention_mask[:, -hidden.shape[1] :].bool().flatten()
-        return Surroundings(self.rotary(position_ids, compute_dtype(hidden)), mask, None, is_real)
+        return Surroundings(self.rotary(position_ids, compute_dtype(hidden)), mask, is_real=is_real)
 
     def _packed_surroundings(self, hidden: Tensor, document_ids: Tensor, position_ids: Tensor | None) -> Surroundings:
-        dtype = compute_dtype(hidden)
+        device, dtype = hidden.device, compute_dtype(hidden)
         if position_ids is None:
-            position_ids = packed_rows_positions(document_ids)
-        around = Surroundings(self.rotary(position_ids, dtype), is_real=(document_ids != 0).flatten())
-        if self.config.fast_path and is_fast(hidden) and not (self.training and self.config.dropout):
+            position_ids = packed_rows_positions(document_ids).to(device, non_blocking=True)
+        is_real = (document_ids != 0).flatten().to(device, non_blocking=True)
+        around = Surroundings(self.rotary(position_ids, dtype), is_real=is_real)
+        if self.training and self.config.dropout:
+            around.mask = packed_rows_mask(document_ids.to(device), dtype)  # the kernels have no dropout
+        elif self.config.fast_path and is_fast(hidden):
             heads = self.config.num_attention_heads, self.config.num_key_value_heads
             around.documents = batch_documents(document_ids, *heads, dtype)
+        elif has_bounded_attention(device, dtype):
+            around.bounds = document_bounds(document_ids, device)
         else:
-            around.mask = packed_rows_mask(document_ids, dtype)
+            around.mask = packed_rows_mask(document_ids.to(device), dtype)
         return around
 
 

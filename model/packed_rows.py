@@ -1,7 +1,8 @@
 """Packed rows: several documents in one row that must not see each other.
 
 `document_ids` (B, T) say it all: 0 is padding, 1, 2, .. are the documents of a row in order. From them come the
-positions, the attention mask of the plain path, and for the fast path the batches of documents of like length.
+positions, the attention mask of the plain path, for CUDA the bounds of documents, and for a CPU's fast path the batches
+of documents of like length.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 # Document lengths are rounded up to one of these (and on by 256); unused places cost time, more sizes cost calls.
 LENGTH_STEPS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512)
@@ -29,9 +31,54 @@ def packed_rows_mask(document_ids: Tensor, dtype: torch.dtype) -> Tensor:
 def packed_rows_positions(document_ids: Tensor) -> Tensor:
     """(B, T) -> (B, T): each token's distance from the start of its document."""
     places = torch.arange(document_ids.shape[1], device=document_ids.device).expand_as(document_ids)
+    is_start = _is_start(document_ids)
+    return places - torch.where(is_start, places, 0).cummax(dim=1).values
+
+
+def _is_start(document_ids: Tensor) -> Tensor:
     is_start = torch.ones_like(document_ids, dtype=torch.bool)
     is_start[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    return places - torch.where(is_start, places, 0).cummax(dim=1).values
+    return is_start
+
+
+@dataclass
+class DocumentBounds:
+    """Where documents begin in the flattened rows, as kernels of variable length take it. Padding counts as one."""
+
+    bounds: Tensor  # (documents + 1,) int32: first tokens, and the end of the last document
+    longest: int  # no document is longer than this
+
+
+def document_bounds(document_ids: Tensor, device: torch.device) -> DocumentBounds:
+    """document_ids (B, T), best on the CPU: on a GPU, finding the documents waits for it."""
+    starts = _is_start(document_ids).flatten().nonzero()[:, 0]
+    bounds = torch.cat((starts, starts.new_tensor([document_ids.numel()])))
+    return DocumentBounds(bounds.to(device, torch.int32, non_blocking=True), document_ids.shape[1])
+
+
+def bounded_attention(queries: Tensor, keys: Tensor, values: Tensor, documents: DocumentBounds) -> Tensor:
+    """Causal grouped-query attention inside each document, by torch's varlen kernel (CUDA, half precision).
+
+    queries (B, N, T, D), keys and values (B, K, T, D) -> (B, N, T, D).
+    """
+    flat = [states.transpose(1, 2).flatten(0, 1).to(values.dtype) for states in (queries, keys, values)]
+    attended = varlen_attn(
+        *flat,
+        documents.bounds,
+        documents.bounds,
+        documents.longest,
+        documents.longest,
+        window_size=(-1, 0),  # causal
+        enable_gqa=True,
+    )
+    return attended.view(len(queries), -1, *attended.shape[1:]).transpose(1, 2)
+
+
+def has_bounded_attention(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `bounded_attention` runs there: flash attention on Ampere or newer."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @dataclass
@@ -96,8 +143,7 @@ def batch_documents(document_ids: Tensor, num_heads: int, num_key_heads: int, dt
 
 def _document_spans(document_ids: Tensor) -> tuple[Tensor, Tensor]:
     """First token (in the flattened rows) and length of every document; padding in pieces of the smallest step."""
-    is_start = torch.ones_like(document_ids, dtype=torch.bool)
-    is_start[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    is_start = _is_start(document_ids)
     is_start |= (document_ids == 0) & (torch.arange(document_ids.shape[1]) % LENGTH_STEPS[0] == 0)
     starts = is_start.flatten().nonzero()[:, 0]
     return starts, torch.diff(starts, append=starts.new_tensor([document_ids.numel()]))

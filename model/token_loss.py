@@ -60,7 +60,7 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     Args:
         hidden: (N, H), in any floating dtype; under autocast the products run in autocast's dtype.
         weight: (V, H), the output head.
-        labels: (N,) int64, -100 where a row has no loss.
+        labels: (N,) int64, -100 where a row has no loss; best on the CPU, since a GPU must be waited for to count them.
 
     Returns:
         (N,) fp32 (fp64 for fp64 input), 0 where the label is -100. Differentiable once, with any gradient per row.
@@ -71,6 +71,8 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(hidden.device.type, enabled=False):
         supervised = (labels != IGNORED_LABEL).nonzero()[:, 0]
+        chosen = labels[supervised].to(hidden.device, non_blocking=True)
+        supervised = supervised.to(hidden.device, non_blocking=True)
         selected = hidden.index_select(0, supervised).to(dtype)
-        losses = _SelectedTokenLoss.apply(selected, weight.to(dtype), labels[supervised], needs_gradient)
-        return torch.zeros(len(labels), dtype=losses.dtype, device=losses.device).index_copy(0, supervised, losses)
+        losses = _SelectedTokenLoss.apply(selected, weight.to(dtype), chosen, needs_gradient)
+        return torch.zeros(len(hidden), dtype=losses.dtype, device=losses.device).index_copy(0, supervised, losses)

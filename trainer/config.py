@@ -56,7 +56,9 @@ class ModelArguments:
     tokenizer_path: str | None = flag(
         None, "tokenizer folder; by default the starting weights' own, else model/tokenizer"
     )
-    use_compile: Literal[0, 1] = flag(0, "1: torch.compile each layer (pays on long runs)")
+    use_compile: Literal["auto", 0, 1] = flag(
+        "auto", "1: torch.compile each layer; auto: on CUDA, unless the compiler is missing or fails"
+    )
     activation_checkpointing: Literal[0, 1] = flag(
         0,
         "1: keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third slower",

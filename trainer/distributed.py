@@ -63,7 +63,9 @@ class World:
 
 
 def init_distributed_mode(device: str = "auto") -> World:
-    """Join the other ranks that torchrun started (gloo on a CPU, nccl on CUDA) and pick this rank's device.
+    """Join the other ranks that torchrun started and pick this rank's device.
+
+    Tensors on a CPU go by gloo, those on CUDA by nccl.
 
     Args:
         device: "auto" (cuda, else mps, else cpu), or a torch device such as "cpu" or "cuda:1".
@@ -83,7 +85,7 @@ def init_distributed_mode(device: str = "auto") -> World:
             # On one node torchrun keeps its store when it starts the ranks again, with the addresses of those that
             # are gone: 4 of 8 restarts waited for them for ever. (Between nodes, c10d makes a store for each start.)
             store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
         _joined.append(dist.group.WORLD)
     return World(dist.get_rank(), local_rank, dist.get_world_size(), chosen, meet())
@@ -188,9 +190,9 @@ def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def any_rank(condition: bool, device: torch.device) -> bool:
+def any_rank(condition: bool) -> bool:
     """True on every rank if the condition holds on any."""
-    return bool(all_reduce_sum(torch.tensor(int(condition), device=device)).item())
+    return bool(all_reduce_sum(torch.tensor(int(condition))).item())
 
 
 def gather_objects(value: Any) -> list[Any]:
@@ -249,8 +251,8 @@ def wrap_model(model: MiniMindForCausalLM, world: World, parallel: Parallel, pre
     if world.size == 1:
         return model
     if parallel == "ddp":
-        device_ids = [world.device.index] if world.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+        # No device_ids: with them it would move labels and document ids to the GPU, see engine.to_device.
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
     mesh = init_device_mesh(world.device.type, (world.size,))
     exact = MixedPrecisionPolicy()
     # Hidden states between layers, norms inside autocast, the router, embedding and head keep their precision; what a

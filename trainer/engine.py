@@ -45,6 +45,7 @@ def train_epoch(run: Run) -> bool:
         counts = all_reduce_sum(sum(count_tokens(batch) for batch in micro_batches))
         context = StepContext(supervised_tokens=counts[0], tokens=counts[1], expert_loads=run.expert_loads)
         for position, batch in enumerate(micro_batches):
+            batch = to_device(batch, world.device)
             with gradient_sync(run.model, enabled=position == len(micro_batches) - 1):
                 with run.autocast():
                     loss_sum, _, logs = run.loss(run.model, batch, context)
@@ -56,8 +57,9 @@ def train_epoch(run: Run) -> bool:
         for optimizer in run.optimizers:
             run.scaler.unscale_(optimizer)
         gradient_norm = clip_gradients(run.model, run.settings.optimization.grad_clip or math.inf)
-        # One rank's bad gradient must stop the step on every rank, or their weights part ways.
-        usable = not any_rank(not bool(torch.isfinite(gradient_norm)), world.device)
+        # One rank's bad gradient must stop the step on every rank, or their weights part ways. (To know it is the only
+        # time in a step that a GPU is waited for.)
+        usable = not any_rank(not bool(torch.isfinite(gradient_norm)))
         if usable:
             for optimizer in run.optimizers:
                 run.scaler.step(optimizer)
@@ -79,7 +81,7 @@ def train_epoch(run: Run) -> bool:
         if last or is_due(progress.step, options.log_interval):
             meter.report(rates)
         run.checkpoints.writer.check()  # what went wrong while a checkpoint was written in the background
-        stop = any_rank(run.stop_asked(), world.device)
+        stop = any_rank(run.stop_asked())
         if stop or last or is_due(progress.step, options.save_interval):
             save_checkpoint(run)
         if stop or last:
@@ -115,13 +117,22 @@ def steps_of_epoch(run: Run) -> Iterator[tuple[list[Batch], int]]:
     micro_batches: list[Batch] = []
     with contextlib.closing(batches):
         for batch in batches:
-            micro_batches.append({name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()})
+            micro_batches.append(batch)
             consumed = len(micro_batches) * optimization.batch_size * world.size
             if len(micro_batches) == optimization.accumulation_steps or consumed >= rows_left:
                 rows = min(run.rows_per_step, rows_left)
                 yield micro_batches, rows
                 rows_left -= rows
                 micro_batches = []
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its token ids on the device.
+
+    Labels and document ids stay on the CPU, where counting tokens and finding documents waits for no GPU; the model
+    takes over what follows from them.
+    """
+    return batch | {"input_ids": batch["input_ids"].to(device, non_blocking=True)}
 
 
 def rows_of_epoch(run: Run) -> Iterator[Batch]:

@@ -1,6 +1,7 @@
 """What a run will take: operations, hours, memory, micro-batch and parallel form, by formulas that stand here."""
 
 import dataclasses
+import itertools
 
 import torch
 
@@ -121,8 +122,8 @@ def plan_run(
     utilization = utilization or (GPU_UTILIZATION if device.is_gpu else CPU_UTILIZATION)
     rate = devices * device.flops * utilization / operations
     room = device.memory_bytes * USABLE_SHARE_OF_MEMORY
-    choices = [("ddp", False), ("ddp", True)] + ([("fsdp", False), ("fsdp", True)] if devices > 1 else [])
-    for parallel, checkpointing in choices:
+    forms = ("ddp", "fsdp") if devices > 1 else ("ddp",)
+    for checkpointing, parallel in itertools.product((False, True), forms):
         state = state_bytes_per_device(model, optimizer, devices, parallel)
         row = window * activation_bytes_per_token(config, 0 if device.is_gpu else document_tokens, checkpointing)
         fitting = int((room - state) // row)

@@ -27,6 +27,7 @@ from model.fast_path import keep_freed_memory
 from model.model_minimind import count_parameters
 from trainer import weights
 from trainer.checkpoint import CheckpointFolder, capture_rng, restore_rng
+from trainer.compiling import compile_layers, falling_back
 from trainer.config import (
     DataArguments,
     ModelArguments,
@@ -47,7 +48,7 @@ from trainer.distributed import (
     whole_model,
     wrap_model,
 )
-from trainer.engine import after_step, evaluate_and_keep_best, train_epoch
+from trainer.engine import after_step, evaluate_and_keep_best, to_device, train_epoch
 from trainer.evaluation import log_evaluation
 from trainer.losses import StepContext, count_tokens, equal_expert_loads
 from trainer.memory import advice_when_full, describe_memory, state_bytes
@@ -101,7 +102,11 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             resumed = resume(run)
             save_settings(run)
             introduce(run, stage, notes, table, resumed)
-            dry_run(run)
+            with falling_back(run.bare_model, settings.model.use_compile) as failure:
+                dry_run(run)
+            if failure:
+                run.tracker.say(f"  {failure[0]}")
+                dry_run(run)
             if run.progress.step == 0:
                 # Random weights score the logarithm of the vocabulary: one batch shows it, and steps come soon.
                 log_evaluation(run, 1 if settings.model.from_weight == "none" else None)
@@ -151,10 +156,8 @@ def assemble(
         keep_freed_memory()
     if settings.model.activation_checkpointing:
         model.activation_checkpointing_enable()
-    if settings.model.use_compile:
-        model.config.fast_path = False  # hand-written kernels would break the compiled graph
-        for layer in model.model.layers:
-            layer.compile()
+    if note := compile_layers(model, settings.model.use_compile, world.device):
+        notes.append(note)
     wrapped = wrap_model(model, world, optimization.parallel, precision)
     optimizers, table = build_optimizers(
         model,
@@ -254,14 +257,16 @@ def dry_run(run: Run) -> None:
     tokens = run.train_data.preview[0]["input_ids"]
     input_ids = tokens.repeat(-(-size * window // len(tokens)))[: size * window].view(size, window)
     batch = {"input_ids": input_ids, "labels": input_ids, "document_ids": torch.ones_like(input_ids)}
-    batch = {name: tensor.to(run.world.device) for name, tensor in batch.items()}
     state = capture_rng(run.world.device)
     counts = count_tokens(batch)
-    with run.autocast():
-        loss, _, _ = run.loss(run.bare_model, batch, StepContext(counts[0], counts[1], run.expert_loads))
-    (loss / counts[0].clamp(min=1)).backward()
-    run.bare_model.zero_grad(set_to_none=True)
-    restore_rng(state, run.world.device)
+    batch = to_device(batch, run.world.device)
+    try:
+        with run.autocast():
+            loss, _, _ = run.loss(run.bare_model, batch, StepContext(counts[0], counts[1], run.expert_loads))
+        (loss / counts[0].clamp(min=1)).backward()
+    finally:
+        run.bare_model.zero_grad(set_to_none=True)
+        restore_rng(state, run.world.device)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def agree(world, folder):
     results = {
         "sum": all_reduce_sum(torch.tensor([1.0, world.rank])).tolist(),
-        "any": [any_rank(world.rank == 1, CPU), any_rank(False, CPU)],
+        "any": [any_rank(world.rank == 1), any_rank(False)],
         "gathered": gather_objects({"rank": world.rank}),
         "order": main_first(lambda: sorted(path.name for path in folder.glob("seen-*")) + [_touch(folder, world.rank)]),
     }
@@ -62,7 +62,7 @@ def test_without_torchrun_everything_is_a_no_op(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     world = init_distributed_mode("cpu")
     assert (world.rank, world.size, world.is_main) == (0, 1, True)
-    assert gather_objects(5) == [5] and main_first(lambda: 7) == 7 and any_rank(True, CPU)
+    assert gather_objects(5) == [5] and main_first(lambda: 7) == 7 and any_rank(True)
 
 
 def test_a_device_that_is_not_there_is_named():
