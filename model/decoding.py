@@ -21,6 +21,7 @@ from model.model_minimind import MiniMindForCausalLM, rotate
 from model.moe import MixtureOfExperts, run_grouped
 
 CACHE_STEP = 128  # the cache grows by at least so many tokens
+COLUMNS = 64  # up to so many rows a product is faster the other way round
 TOP_P_CANDIDATES = 256  # top_p looks at so many best tokens before it sorts the whole vocabulary
 
 
@@ -144,8 +145,8 @@ class Decoder:
         activation = module.activation
 
         def feed(rows: Tensor) -> Tensor:
-            gate, up = F.linear(rows, gate_up).chunk(2, dim=-1)
-            return F.linear(activation(gate).mul_(up), down)
+            gate, up = _multiply(rows, gate_up).chunk(2, dim=-1)
+            return _multiply(activation(gate).mul_(up), down)
 
         return feed
 
@@ -171,6 +172,19 @@ def _effective_weight(module: nn.Module) -> Tensor:
     parameter = next(module.parameters())
     unit = torch.eye(module.in_features, dtype=parameter.dtype, device=parameter.device)
     return module(unit).t()
+
+
+def _multiply(rows: Tensor, weight: Tensor) -> Tensor:
+    """rows (..., H), weight (O, H) -> (..., O): `F.linear`, but a few rows are laid down as columns.
+
+    On a CPU in float32 weight @ columns takes 15 to 50 % less time than rows @ weight.T for 16 to 64 rows; what comes
+    out is the transpose of contiguous memory, which the next product reads as it is. In bfloat16 the product gains
+    little and what follows it loses more.
+    """
+    count = rows.shape[:-1].numel()
+    if 1 < count <= COLUMNS and rows.device.type == "cpu" and rows.dtype == torch.float32:
+        return (weight @ rows.reshape(count, -1).t()).t().view(*rows.shape[:-1], -1)
+    return F.linear(rows, weight)
 
 
 def _normalise(rows: Tensor, eps: Tensor) -> Tensor:
@@ -218,10 +232,10 @@ class _Batch:
         hidden = F.embedding(self.tokens, decoder.embedding)
         for number, layer in enumerate(decoder.layers):
             attended = self._attend(_normalise(hidden, self.eps), layer, self.cache[number], end, rope, mask)
-            hidden = hidden + F.linear(attended, layer.output)
+            hidden = hidden + _multiply(attended, layer.output)
             hidden = hidden + layer.feed(_normalise(hidden, self.eps))
         self.length = end
-        return F.linear(_normalise(hidden[:, -1], self.eps), decoder.head)
+        return _multiply(_normalise(hidden[:, -1], self.eps), decoder.head)
 
     def _rope_and_mask(self, count: int, end: int) -> tuple[list[Tensor], Tensor | None]:
         if self.padding is None:
@@ -236,7 +250,7 @@ class _Batch:
     def _attend(self, normed: Tensor, layer: _Layer, cache: Tensor, end: int, rope: list[Tensor], mask) -> Tensor:
         config = self.decoder.config
         count, heads, keys = normed.shape[1], config.num_attention_heads, config.num_key_value_heads
-        fused = F.linear(normed, layer.qkv).view(*normed.shape[:2], -1, config.head_dim)
+        fused = _multiply(normed, layer.qkv).view(*normed.shape[:2], -1, config.head_dim)
         states = rotate(_normalise(fused[:, :, : heads + keys], self.eps).mul_(layer.head_norm), *rope)
         cache[0, :, :, end - count : end] = states[:, :, heads:].transpose(1, 2)
         cache[1, :, :, end - count : end] = fused[:, :, heads + keys :].transpose(1, 2)

@@ -17,6 +17,7 @@ sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve
 __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors` turns it on again
 
 import dataclasses
+import importlib.util
 import json
 import tempfile
 from typing import Any, Literal
@@ -197,6 +198,8 @@ def say(line: str) -> None:
 def main() -> None:
     """Entry point."""
     (options,) = parse_arguments(BenchmarkArguments, description=__doc__)
+    if options.measure == "sft" and options.peers and importlib.util.find_spec("trl") is None:
+        raise ValueError("--measure sft: TRL is not installed; pip install -r requirements-dev.txt, or take --peers 0")
     with tempfile.TemporaryDirectory() as folder:
         if options.measure == "loss":
             result = measure_loss(options, folder)

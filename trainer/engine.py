@@ -148,7 +148,10 @@ def rows_of_epoch(run: Run) -> Iterator[Batch]:
         skip_rows=run.progress.row,
         lengths=run.train_data.group_lengths,
     )
-    yield from run.loader(run.train_data, sampler)
+    workers = run.settings.data.num_workers
+    if workers is None:
+        workers = 2 if world.device.type == "cuda" else 0
+    yield from run.loader(run.train_data, sampler, workers)
 
 
 def is_due(step: int, interval: int) -> bool:

@@ -74,14 +74,14 @@ class Run:
             return contextlib.nullcontext()
         return torch.autocast(self.world.device.type, self.precision.dtype)
 
-    def loader(self, data: Dataset, batch_sampler: Any) -> DataLoader:
+    def loader(self, data: Dataset, batch_sampler: Any, num_workers: int = 0) -> DataLoader:
         """A loader of collated micro-batches, pinned for CUDA."""
         # A loader draws a seed for its workers from torch's generator; its own keeps that out of the training's state.
         return DataLoader(
             data,
             batch_sampler=batch_sampler,
             collate_fn=collate_rows,
-            num_workers=self.settings.data.num_workers,
+            num_workers=num_workers,
             pin_memory=self.world.device.type == "cuda",
             generator=torch.Generator(),
         )
