@@ -169,9 +169,7 @@ def measure_loss(options: BenchmarkArguments, folder: str) -> dict[str, Any]:
             say(f"padded recipe: {part * (turn + 1)} steps, validation loss {laps[-1].note:.4f}")
             shape = ("--seed", str(42 + turn))
             mine = make_task(options, folder, shape, rows=rows, accumulation=1, steps=options.our_steps)
-            runner = Runner(
-                Contestant("ours", train_ours_to_the_end, mine, steps=options.our_steps), 0.0, tempfile.mkdtemp()
-            )
+            runner = Runner(Contestant("ours", train_ours_to_the_end, mine, steps=options.our_steps), 0.0, folder)
             curves.append(runner.turn().note)
             runner.stop()
             say(f"ours: {curves[-1][-1][0]:.1f} s of training, validation loss {curves[-1][-1][1]:.4f}")

@@ -1,6 +1,7 @@
 """Our own training as a contestant: the real stage with its real loop, which hands over between two steps."""
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from trainer.hardware import flops_per_token
 from trainer.losses import language_model_loss
 from trainer.run import Run
 from trainer.stage import Stage, assemble, read_settings
+from trainer.track import Tracker
 from trainer.weights import init_model
 
 SEED = 42
@@ -51,8 +53,10 @@ class Task:
         """The flags of ours that are this task."""
         words = [*self.words, "--max_seq_len", self.window, "--batch_size", self.rows, "--max_steps"]
         words += [self.steps or NEVER, "--accumulation_steps", self.accumulation, "--epochs", NEVER]
-        words += ["--save_interval", NEVER, "--eval_interval", 0, "--log_interval", NEVER, "--save_dir", self.folder]
-        words += ["--checkpoint_dir", self.folder, "--cache_dir", Path(self.folder) / "cache", "--device", "cpu"]
+        words += ["--save_interval", NEVER, "--eval_interval", 0, "--log_interval", NEVER]
+        # Checkpoints, at the end of an epoch, go to a folder of this process.
+        words += ["--save_dir", Path(self.folder) / "out", "--checkpoint_dir", Path(self.folder) / str(os.getpid())]
+        words += ["--cache_dir", Path(self.folder) / "cache", "--device", "cpu"]
         return read_settings(self.stage(), [str(word) for word in words])
 
     def stage(self) -> Stage:
@@ -72,7 +76,7 @@ def prepare(task: Task) -> Run:
     """A run of ours, ready for its first step."""
     settings = task.settings()
     run, *_ = assemble(task.stage(), settings, init_distributed_mode("cpu"))
-    run.tracker.say = lambda line: None
+    run.tracker = Tracker(None)
     return run
 
 

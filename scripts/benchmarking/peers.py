@@ -36,6 +36,7 @@ def peer_model(config: MiniMindConfig) -> PreTrainedModel:
 def padded_batches(rows: Dataset, size: int, window: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """Endless (input_ids, labels, tokens that are not padding), rows shuffled and filled up to the window."""
     generator = torch.Generator().manual_seed(SEED)
+    size = min(size, len(rows))
     while True:
         order = torch.randperm(len(rows), generator=generator).tolist()
         for first in range(0, len(order) - size + 1, size):
