@@ -54,13 +54,15 @@ def write_user_files(folder: Path) -> None:
     for name, rows in (("my_text", texts), ("my_chats", chats), ("my_questions", questions)):
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "shakespeare.txt").write_text("".join(row["text"] + "\n" for row in texts), encoding="utf-8")
     (folder / "run.yaml").write_text("learning_rate: 0.005\ndata_path: [my_text.jsonl]\n", encoding="utf-8")
 
 
 def tiny(command: str, folder: Path) -> str:
     """The same command with absolute script paths and flags that make it small; the README's own flags stay."""
     command = re.sub(r"(?<= )(\w+/\w+\.py)", lambda match: str(ROOT / match[1]), command)
-    command = command.replace("out/my_tokenizer", str(folder / "out/my_tokenizer"))
+    for name in ("my_tokenizer", "shakespeare_tokenizer"):
+        command = command.replace(f"out/{name}", str(folder / "out" / name))
     command = command.replace(" model/tokenizer", f" {ROOT}/model/tokenizer")
     out, checkpoints = folder / "out", folder / "checkpoints"
     if "train_tokenizer.py" in command:
@@ -72,7 +74,7 @@ def tiny(command: str, folder: Path) -> str:
         shape = TINY_SHAPE + moe if starts_from_nothing else ""
         run = TINY_RUN if starts_from_nothing and "--preset" not in command else TINY_RUN.replace(" --preset nano", "")
         run = run.replace("--max_steps 2 ", "") if "--max_steps" in command else run
-        command = command.replace("--max_steps 1000", "--max_steps 2")
+        command = re.sub(r"--max_steps \d+", "--max_steps 2", command)
         return f"{command} {run}{shape} --save_dir {out} --checkpoint_dir {checkpoints} --cache_dir {folder}/cache"
     if "prepare_data.py" in command:
         return f"{command} --save_dir {out}/data_card --cache_dir {folder}/cache"
@@ -80,7 +82,7 @@ def tiny(command: str, folder: Path) -> str:
         return f"{command} --save_dir {out} --max_questions 4 --max_batches 1 --max_new_tokens 4 --device cpu"
     if "report.py" in command:
         return f"{command} --out_dir {out} --max_questions 4 --device cpu"
-    if "plan_run.py" in command:
+    if "plan_run.py" in command or command.startswith(("head ", "tail ")):
         return command
     if "benchmark.py" in command:
         words = "--turns 1 --seconds 0 --window 32 --micro_batch 64 --step 128 --new_tokens 2"
@@ -126,6 +128,7 @@ def test_every_command_of_the_readme_runs(workspace):
         "my_base_32",
         "my_chat_32",
         "my_stream_32",
+        "shakespeare_32",
         "pretrain_moe_32_moe",
     ):
         assert (workspace / "out" / name / "model.safetensors").is_file(), name
