@@ -198,7 +198,13 @@ def main() -> None:
     (options,) = parse_arguments(BenchmarkArguments, description=__doc__)
     if options.measure == "sft" and options.peers and importlib.util.find_spec("trl") is None:
         raise ValueError("--measure sft: TRL is not installed; pip install -r requirements-dev.txt, or take --peers 0")
+    if options.turns < 1:
+        raise ValueError(f"--turns {options.turns} must be above 0")
+    if options.measure == "loss" and options.padded_steps % options.turns:
+        raise ValueError(f"--turns {options.turns} must divide --padded_steps {options.padded_steps}")
     with tempfile.TemporaryDirectory() as folder:
+        if options.measure != "decoding":
+            make_task(options, folder).model_and_data()  # a user's mistake shows here rather than in a contestant
         if options.measure == "loss":
             result = measure_loss(options, folder)
         elif options.measure == "decoding":

@@ -1,7 +1,8 @@
 """How long a run will take, how much memory it needs, and which batch and parallel form to choose, before it starts.
 
-python scripts/plan_run.py --preset base --tokens 1.3e9 --devices "RTX 3090:2"
-python scripts/plan_run.py --preset mini --devices cpu "RTX 4090" H100:8
+Examples:
+    python scripts/plan_run.py --preset base --tokens 1.3e9 --devices "RTX 3090:2"
+    python scripts/plan_run.py --preset mini --devices cpu "RTX 4090" H100:8
 """
 
 import gc, pathlib, sys  # noqa: E401
@@ -11,12 +12,13 @@ __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors`
 
 import dataclasses
 import json
+from typing import Literal
 
 import psutil
 import torch
 
 from model.config import MiniMindConfig
-from trainer.config import flag, parse_arguments, user_errors
+from trainer.config import flag, parse_arguments, raise_problems, user_errors
 from trainer.hardware import KNOWN_GPUS, matmul_peak
 from trainer.planning import Device, Plan, plan_run
 from trainer.track import format_seconds
@@ -41,7 +43,7 @@ class PlanArguments:
         default_factory=lambda: ["cpu"],
         metadata={"help": f"cpu (this one, measured), or NAME:COUNT of {', '.join(KNOWN_GPUS)}; several are compared"},
     )
-    optimizer: str = flag("muon", "muon or adamw")
+    optimizer: Literal["muon", "adamw"] = flag("muon", "as for the stages")
     utilization: float | None = flag(None, "share of the peak that is reached; by default 0.65 on a CPU, 0.35 on a GPU")
 
 
@@ -81,6 +83,10 @@ def describe(plan: Plan, device: Device, count: int, options: PlanArguments) -> 
 def main() -> None:
     """Entry point."""
     (options,) = parse_arguments(PlanArguments, description=__doc__)
+    positive = {name: getattr(options, name) for name in ("tokens", "max_seq_len", "utilization")}
+    raise_problems(
+        [f"--{name} {value} must be above 0" for name, value in positive.items() if value is not None and value <= 0]
+    )
     shape = {name: getattr(options, name) for name in ("hidden_size", "num_hidden_layers")}
     vocabulary = len(load_tokenizer(options.tokenizer_path))
     config = MiniMindConfig.from_preset(

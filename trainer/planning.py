@@ -15,7 +15,7 @@ from trainer.optim import is_hidden_matrix
 # GPU what public trainers of this size report (30 to 50 %).
 CPU_UTILIZATION, GPU_UTILIZATION = 0.65, 0.35
 USABLE_SHARE_OF_MEMORY = 0.85
-# Below this a step's fixed costs, Muon first of all, take more than a tenth of it (EXPERIMENTS.md).
+# With fewer a step's fixed costs weigh: Muon's products take 0.6 s at `mini`, so many tokens 9 s (EXPERIMENTS.md).
 LEAST_TOKENS_IN_A_STEP = 16_384
 BYTES_FLOAT32, BYTES_HALF = 4, 2
 TOKENS_PER_PARAMETER = 20  # compute-optimal (Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models")

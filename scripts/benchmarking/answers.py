@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from model.config import MiniMindConfig
 from model.decoding import Decoder, generate_tokens
 from model.model_minimind import MiniMindForCausalLM
+from scripts.benchmarking.peers import peer_model
 
 BATCHES = (1, 16, 64)
 PROMPT_TOKENS = (24, 40)
@@ -28,9 +28,7 @@ def make_models(preset: str, dtype: torch.dtype) -> tuple[MiniMindForCausalLM, t
         for name, parameter in ours.named_parameters():
             if "norm" not in name:
                 parameter.mul_(WEIGHT_SCALE)
-    fields = config.to_hugging_face_dict()
-    kind, config_kind = (Qwen3MoeForCausalLM, Qwen3MoeConfig) if config.use_moe else (Qwen3ForCausalLM, Qwen3Config)
-    theirs = kind(config_kind(**fields)).to(dtype).eval()
+    theirs = peer_model(config).to(dtype).eval()
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
 

@@ -22,13 +22,14 @@ PADDED_LEARNING_RATE = 5e-4
 IGNORED = -100
 
 
-def peer_model(config: MiniMindConfig) -> PreTrainedModel:
-    """transformers' Qwen3 or Qwen3-MoE (experts in a loop) of our shape, with its own random start."""
+def peer_model(config: MiniMindConfig, experts_implementation: str | None = None) -> PreTrainedModel:
+    """transformers' Qwen3 or Qwen3-MoE of our shape, with its own random start; "eager" runs experts in a loop."""
     fields = config.to_hugging_face_dict()
     torch.manual_seed(SEED)
     if config.use_moe:
         peer_config = transformers.Qwen3MoeConfig(**fields)
-        peer_config._experts_implementation = "eager"
+        if experts_implementation is not None:
+            peer_config._experts_implementation = experts_implementation
         return transformers.Qwen3MoeForCausalLM(peer_config)
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**fields))
 
@@ -56,7 +57,7 @@ def train_padded(task: Task, baton: Baton) -> None:
     With `task.steps` the rate falls by a cosine to a tenth, and a turn notes (seconds, validation loss) at its end.
     """
     ours, _, (rows, validation) = task.model_and_data()
-    model = peer_model(ours.config)
+    model = peer_model(ours.config, "eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=PADDED_LEARNING_RATE)
     if task.steps:
         schedule: Any = transformers.get_cosine_with_min_lr_schedule_with_warmup(
