@@ -6,12 +6,16 @@ import torch
 import model.fast_path
 import model.model_minimind
 import model.moe
+import model.packed_rows
 from model.packed_rows import batch_documents, packed_rows_mask, packed_rows_positions
 from tests.model.helpers import packed_rows, tiny_model
 
 # Longer than one stack of every kind; a document that fills its row; padding at the end; documents of one token.
 LENGTHS = [[7, 40, 1, 30, 22], [100], [3, 3, 3, 64], [17, 16, 15]]
 WINDOW = 100
+# Several blocks of queries, blocks that are not full, and several documents of such a length.
+LONG_LENGTHS = [[700], [300, 150, 200, 50], [260, 257, 129], [300, 400]]
+LONG_WINDOW = 700
 
 
 @pytest.fixture
@@ -56,9 +60,15 @@ def test_packed_equals_alone(use_moe, path, request):
     assert checked == int((batch["labels"] != -100).sum())
 
 
+@pytest.mark.parametrize("cache_bytes", [None, 5000])
+@pytest.mark.parametrize(("lengths", "window"), [(LENGTHS, WINDOW), (LONG_LENGTHS, LONG_WINDOW)])
 @pytest.mark.parametrize("use_moe", [False, True])
-def test_the_fast_path_equals_the_plain_one(use_moe, monkeypatch):
-    network, batch = tiny_model(use_moe=use_moe).train(), packed_rows(LENGTHS, WINDOW)
+def test_the_fast_path_equals_the_plain_one(use_moe, lengths, window, cache_bytes, monkeypatch):
+    network, batch = tiny_model(use_moe=use_moe).train(), packed_rows(lengths, window)
+    if cache_bytes:  # everything in many small pieces
+        monkeypatch.setattr(model.fast_path, "BLOCK_BYTES", cache_bytes)
+        monkeypatch.setattr(model.packed_rows, "STACK_BYTES", cache_bytes)
+        monkeypatch.setattr(model.packed_rows, "QUERY_BLOCK", 32)
     fast, fast_gradients = losses_and_gradients(network, batch)
     monkeypatch.setattr(model.fast_path, "KEPT_PROBABILITY_BYTES", 0)
     _, recomputed_gradients = losses_and_gradients(network, batch)
@@ -119,9 +129,11 @@ def test_every_token_has_one_place_in_the_stacks():
     assert len(documents.unused_rows) + len(places) == len(documents.output_rows)
 
 
-def test_long_documents_are_stacked_too():
-    documents = batch_documents(torch.ones(1, 1300, dtype=torch.long), 2, 1, torch.float32)
-    assert documents.stacks == [(1, 1536)]
+def test_long_documents_are_queried_in_blocks_that_see_no_later_keys():
+    stacks = batch_documents(torch.ones(1, 1300, dtype=torch.long), 2, 1, torch.float32).stacks
+    assert {(stack.documents, stack.length) for stack in stacks} == {(1, 1536)}
+    assert [(stack.begin, stack.end) for stack in stacks] == [(end - 128, end) for end in range(1536, 0, -128)]
+    assert [stack.first_query for stack in stacks] == list(range(0, 1536, 128))
 
 
 def test_padding_influences_nothing():
