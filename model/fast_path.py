@@ -237,6 +237,15 @@ def grouped_swiglu(rows: Tensor, sizes: list[int], experts: list[list[nn.Linear]
         return _GroupedSwiGLU.apply(rows.to(dtype), sizes, *weights)
 
 
+def add_update(hidden: Tensor, update: Tensor) -> Tensor:
+    """hidden (..., H) + update (..., H), which may be of lower precision, in hidden's dtype.
+
+    A sum of float32 and bfloat16 would first make a float32 copy of the latter: added to instead, it takes 40 % of the
+    time.
+    """
+    return hidden + update if update.dtype == hidden.dtype else update.to(hidden.dtype).add_(hidden)
+
+
 class _PackedAttention(torch.autograd.Function):
     """Fused q, k, v (B, T, (N + 2 K) D) -> attended values (B, T, N D): head norm, RoPE, attention inside documents."""
 
@@ -255,11 +264,14 @@ class _PackedAttention(torch.autograd.Function):
         num_heads = fused.shape[-1] // size - 2 * num_keys
         weight = torch.cat((query_weight.expand(num_heads, size), key_weight.expand(num_keys, size))).to(fused.dtype)
         by_head = fused.view(-1, num_heads + 2 * num_keys, size)
-        states = by_head[:, : num_heads + num_keys]
-        scale = _inverse_root_mean_square(states, eps).to(fused.dtype)
         cosines, sines = (table.flatten(0, 1) for table in rope)
-        normed = (states * scale).mul_(weight)
-        rotated = (normed * cosines).addcmul_(normed.roll(size // 2, -1), sines)
+        rotated = fused.new_empty(len(by_head), num_heads + num_keys, size)
+        scale = fused.new_empty(len(by_head), num_heads + num_keys, 1)
+        for heads, inverse, cosine, sine, result in _blocks(by_head, scale, cosines, sines, rotated):
+            states = heads[:, : num_heads + num_keys]
+            inverse.copy_(_inverse_root_mean_square(states, eps))
+            normed = (states * inverse).mul_(weight)
+            torch.mul(normed, cosine, out=result).addcmul_(normed.roll(size // 2, -1), sine)
         gathered = rotated.view(-1, size).index_select(0, documents.state_rows)
         values = by_head.view(-1, size).index_select(0, documents.value_rows)
 
@@ -296,16 +308,21 @@ class _PackedAttention(torch.autograd.Function):
             torch.baddbmm(to_query, scores, key, beta=0, alpha=size**-0.5, out=to_query)
             torch.baddbmm(to_key, scores.transpose(1, 2), query, beta=beta, alpha=size**-0.5, out=to_key)
 
-        rotated = state_gradient.index_select(0, documents.state_slots).view(-1, num_heads + num_keys, size)
-        normed_gradient = (rotated * cosines).addcmul_(rotated.roll(size // 2, -1), sines, value=-1)
         result = torch.empty_like(fused)
         by_head, result_by_head = (part.view(-1, num_heads + 2 * num_keys, size) for part in (fused, result))
-        normed = by_head[:, : num_heads + num_keys] * scale
-        product = normed_gradient * normed
-        weight_gradient = product.sum(dim=0, dtype=scale.dtype if scale.dtype == torch.float64 else torch.float32)
-        dot = product.mul_(weight).sum(dim=-1, keepdim=True).div_(-size)
-        normed_gradient.mul_(weight).addcmul_(normed, dot)
-        torch.mul(normed_gradient, scale, out=result_by_head[:, : num_heads + num_keys])
+        slots = documents.state_slots.view(len(by_head), -1)
+        weight_gradient = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        for heads, inverse, cosine, sine, slot, wanted in _blocks(
+            by_head, scale, cosines, sines, slots, result_by_head
+        ):
+            rotated = state_gradient.index_select(0, slot.flatten()).view(len(heads), -1, size)
+            given = (rotated * cosine).addcmul_(rotated.roll(size // 2, -1), sine, value=-1)
+            normed = heads[:, : num_heads + num_keys] * inverse
+            product = given * normed
+            weight_gradient += product.sum(dim=0, dtype=weight_gradient.dtype)
+            dot = product.mul_(weight).sum(dim=-1, keepdim=True).div_(-size)
+            given.mul_(weight).addcmul_(normed, dot)
+            torch.mul(given, inverse, out=wanted[:, : num_heads + num_keys])
         from_values = value_gradient.index_select(0, documents.value_slots)
         result_by_head[:, num_heads + num_keys :] = from_values.view(-1, num_keys, size)
         return result, weight_gradient[:num_heads].sum(0), weight_gradient[num_heads:].sum(0), None, None, None

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.config import MiniMindConfig
-from model.fast_path import compute_dtype, fused_linear, is_fast, packed_attention, rms_norm
+from model.fast_path import add_update, compute_dtype, fused_linear, is_fast, packed_attention, rms_norm
 from model.moe import FeedForward, MixtureOfExperts, Router, RouterStatistics
 from model.packed_rows import (
     DocumentBatches,
@@ -183,13 +183,14 @@ class MiniMindLayer(GradientCheckpointingLayer):
         self, hidden: Tensor, around: Surroundings, past_key_values: Cache | None = None
     ) -> tuple[Tensor, RouterStatistics | None]:
         """hidden (B, T, H) -> (B, T, H), and the router's statistics when the layer has experts."""
-        hidden = hidden + self.dropout(self.self_attn(self.input_layernorm(hidden), around, past_key_values))
+        attended = self.self_attn(self.input_layernorm(hidden), around, past_key_values)
+        hidden = add_update(hidden, self.dropout(attended))
         normed, statistics = self.post_attention_layernorm(hidden), None
         if isinstance(self.mlp, MixtureOfExperts):
             fed, statistics = self.mlp(normed, around.is_real)
         else:
             fed = self.mlp(normed)
-        return hidden + self.dropout(fed), statistics
+        return add_update(hidden, self.dropout(fed)), statistics
 
 
 class MiniMindPreTrainedModel(PreTrainedModel):
