@@ -6,7 +6,7 @@ expression of `model_minimind.py` with its backward pass written by hand; a test
 - `fused_linear`: one product for q, k, v (and for gate, up). Only the step's copy of the weights is fused; parameters,
   gradients and saved names stay apart.
 - `rms_norm`: keeps the input and one number per row, and writes the dtype that the next product reads.
-- `swiglu`: keeps nothing but the fused gate/up product. `grouped_swiglu`: the same for all experts of a layer.
+- `grouped_swiglu`: a feed-forward part, or all experts of a layer; keeps nothing but the fused gate/up product.
 - `packed_attention`: q/k norm, RoPE and attention inside documents. Documents of like length are gathered into one
   batch, so a row of eight short documents costs eight small triangles instead of one large square.
 """
@@ -85,7 +85,7 @@ class _FusedLinear(torch.autograd.Function):
     def forward(ctx, rows: Tensor, *matrices: Tensor) -> Tensor:
         stacked = _stack(matrices, rows.dtype)
         ctx.save_for_backward(rows, stacked)
-        ctx.like = [(len(matrix), matrix.dtype) for matrix in matrices]
+        ctx.sizes, ctx.dtype = [len(matrix) for matrix in matrices], matrices[0].dtype
         return rows @ stacked.t()
 
     @staticmethod
@@ -93,11 +93,15 @@ class _FusedLinear(torch.autograd.Function):
         rows, stacked = ctx.saved_tensors
         row_gradient = gradient @ stacked if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[1:]):
-            return row_gradient, *[None for _ in ctx.like]
-        # The narrow side first: 4 to 9 % less time in bfloat16 than gradient.t() @ rows.
-        columns = (rows.t() @ gradient).split([size for size, _ in ctx.like], dim=1)
-        parts = [torch.empty(size, len(rows.t()), dtype=dtype, device=rows.device) for size, dtype in ctx.like]
-        return row_gradient, *[part.copy_(column.t()) for part, column in zip(parts, columns, strict=True)]
+            return row_gradient, *[None for _ in ctx.sizes]
+        return row_gradient, *_weight_gradients(rows, gradient, ctx.sizes, ctx.dtype)
+
+
+def _weight_gradients(rows: Tensor, gradient: Tensor, sizes: Sequence[int] | int, dtype: torch.dtype) -> list[Tensor]:
+    """rows (M, H), gradient (M, sum of `sizes`) of their product -> gradients of the matrices (size, H) in `dtype`."""
+    # The narrow side first: 4 to 9 % less time in bfloat16 than gradient.t() @ rows.
+    columns = (rows.t() @ gradient).split(sizes, dim=1)
+    return [column.t().contiguous().to(dtype) for column in columns]
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -146,24 +150,6 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Te
         return _RMSNorm.apply(rows.reshape(-1, rows.shape[-1]), weight, eps, dtype).view_as(rows)
 
 
-class _SwiGLU(torch.autograd.Function):
-    """gate_up (M, 2 I) -> silu(gate) * up (M, I)."""
-
-    @staticmethod
-    def forward(ctx, gate_up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate_up)
-        return _activate(gate_up)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return _activate_backward(*ctx.saved_tensors, gradient)
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu of the first half times the second half of the last dimension."""
-    return _SwiGLU.apply(gate_up.flatten(0, -2)).view(*gate_up.shape[:-1], -1)
-
-
 def _activate(gate_up: Tensor) -> Tensor:
     output = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
     for rows, result in _blocks(gate_up, output):
@@ -185,11 +171,13 @@ def _activate_backward(gate_up: Tensor, gradient: Tensor, output: Tensor | None 
     return result
 
 
-class _GroupedSwiGLU(torch.autograd.Function):
+class _SwiGLU(torch.autograd.Function):
     """Rows (M, H) in groups -> each group's own down(silu(gate) * up) (M, H).
 
     Every product writes its group's rows of one result, so nothing is put together afterwards, and what lies between
-    the products is done for all groups at once. `matrices`: gate, up (I, H) and down (H, I) of each group in turn.
+    the products is done for all groups at once. What goes into the last product is not kept but computed again, which
+    saves an eighth of the activations' memory and takes less than 1 % of the time. `matrices`: gate, up (I, H) and down
+    (H, I) of each group in turn.
     """
 
     @staticmethod
@@ -200,7 +188,7 @@ class _GroupedSwiGLU(torch.autograd.Function):
         _multiply_groups(rows, [weight.t() for weight in gate_ups], sizes, gate_up)
         output = torch.empty_like(rows)
         _multiply_groups(_activate(gate_up), [weight.t() for weight in downs], sizes, output)
-        ctx.sizes, ctx.dtypes = sizes, [matrix.dtype for matrix in matrices]
+        ctx.sizes, ctx.dtype = sizes, matrices[0].dtype
         ctx.save_for_backward(rows, gate_up, *gate_ups, *downs)
         return output
 
@@ -214,12 +202,14 @@ class _GroupedSwiGLU(torch.autograd.Function):
         result = _activate_backward(gate_up, inner, fed)
         row_gradient = torch.empty_like(rows)
         _multiply_groups(result, gate_ups, sizes, row_gradient)
+        if not any(ctx.needs_input_grad[2:]):
+            return row_gradient, None, *[None for _ in ctx.needs_input_grad[2:]]
         matrices = []
         for group in zip(*(tensor.split(sizes) for tensor in (rows, result, fed, gradient)), strict=True):
             group_rows, group_result, group_fed, group_gradient = group
-            matrices += (group_result.t() @ group_rows).chunk(2)
-            matrices.append(group_gradient.t() @ group_fed)
-        return row_gradient, None, *[part.to(dtype) for part, dtype in zip(matrices, ctx.dtypes, strict=True)]
+            matrices += _weight_gradients(group_rows, group_result, group_fed.shape[1], ctx.dtype)
+            matrices.append((group_gradient.t() @ group_fed).to(ctx.dtype))
+        return row_gradient, None, *matrices
 
 
 def _multiply_groups(rows: Tensor, weights: Sequence[Tensor], sizes: list[int], output: Tensor) -> None:
@@ -230,11 +220,11 @@ def _multiply_groups(rows: Tensor, weights: Sequence[Tensor], sizes: list[int], 
 def grouped_swiglu(rows: Tensor, sizes: list[int], experts: list[list[nn.Linear]], dtype: torch.dtype) -> Tensor:
     """rows (M, H), the first sizes[0] of them for the first expert and so on -> (M, H) in `dtype`.
 
-    experts: gate, up and down projection of each.
+    experts: gate, up and down projection of each; a dense layer is a single one.
     """
     with torch.autocast(rows.device.type, enabled=False):
         weights = [module.weight for expert in experts for module in expert]
-        return _GroupedSwiGLU.apply(rows.to(dtype), sizes, *weights)
+        return _SwiGLU.apply(rows.to(dtype), sizes, *weights)
 
 
 def add_update(hidden: Tensor, update: Tensor) -> Tensor:

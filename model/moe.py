@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from model.config import MiniMindConfig
-from model.fast_path import compute_dtype, fused_linear, grouped_swiglu, is_fast, swiglu
+from model.fast_path import compute_dtype, grouped_swiglu, is_fast
 
 # What a layer tells about its routing: probability sums (E,) differentiable and pick counts (E,), both fp32.
 RouterStatistics = tuple[Tensor, Tensor]
@@ -41,8 +41,9 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., H)."""
-        if self.is_silu and is_fast(hidden):
-            return self.down_proj(swiglu(fused_linear(hidden, [self.gate_proj, self.up_proj], compute_dtype(hidden))))
+        if self.is_plain and is_fast(hidden):
+            rows, projections = hidden.flatten(0, -2), [self.gate_proj, self.up_proj, self.down_proj]
+            return grouped_swiglu(rows, [len(rows)], [projections], compute_dtype(hidden)).view(hidden.shape)
         return self.down_proj(self.activation(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 

@@ -7,6 +7,7 @@ would exchange parts in every product.
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -22,6 +23,9 @@ QUINTICS = (
     (3.4368, -2.4752, 0.4762),
     (2.4413, -1.7285, 0.3957),
 )
+# Matrices that go through the polynomials together hold at most so many elements, or are one: more gain nothing and
+# take memory, four times these in bfloat16.
+STACK_ELEMENTS = 8 * 2**20
 
 
 class Muon(torch.optim.Optimizer):
@@ -59,28 +63,32 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         """One step from the parameters' gradients; those without one stay as they are."""
         for group in self.param_groups:
-            stacks: dict[tuple[int, int], list[tuple[torch.nn.Parameter, torch.Tensor]]] = {}
+            shapes: dict[tuple[int, ...], list[torch.nn.Parameter]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    update = self._update(parameter, group["momentum"])
-                    stacks.setdefault(tuple(update.shape), []).append((parameter, update))
-            for stack in stacks.values():
-                updates = torch.stack([whole(update).bfloat16() for _, update in stack])
-                directions = orthogonalize(updates, self.quintics)
-                for (parameter, _), direction in zip(stack, directions, strict=True):
-                    if direction.shape != parameter.shape:
-                        direction = direction.t()
-                    rate = 0.2 * math.sqrt(max(parameter.shape)) * group["lr"]
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(share_of(direction, parameter), alpha=-rate)
+                    shapes.setdefault(tuple(sorted(parameter.shape)), []).append(parameter)
+            for (rows, columns), alike in shapes.items():
+                together = max(STACK_ELEMENTS // (rows * columns), 1)
+                for first in range(0, len(alike), together):
+                    self._step_together(alike[first : first + together], group)
+
+    def _step_together(self, parameters: list[torch.nn.Parameter], group: dict[str, Any]) -> None:
+        """One step of parameters of one shape, standing or lying."""
+        updates = torch.stack([self._update(parameter, group["momentum"]) for parameter in parameters])
+        for parameter, direction in zip(parameters, orthogonalize(updates, self.quintics), strict=True):
+            if direction.shape != parameter.shape:
+                direction = direction.t()
+            rate = 0.2 * math.sqrt(max(parameter.shape)) * group["lr"]
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(share_of(direction, parameter), alpha=-rate)
 
     def _update(self, parameter: torch.nn.Parameter, momentum: float) -> torch.Tensor:
-        """This step's update before it is made orthogonal, lying (no more rows than columns)."""
+        """This step's update before it is made orthogonal, whole, in bfloat16, lying (no more rows than columns)."""
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter.grad)
         buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
-        update = parameter.grad.lerp(buffer, momentum)
+        update = whole(parameter.grad.lerp(buffer, momentum)).bfloat16()
         return update.t() if update.shape[0] > update.shape[1] else update
 
 
