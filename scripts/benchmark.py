@@ -8,6 +8,7 @@ the last line of the output is the same as JSON. The peers come from the package
     python scripts/benchmark.py --measure moe --preset mini --data_path gsm8k_train.jsonl shakespeare.txt
     python scripts/benchmark.py --measure loss --data_path gsm8k_train.jsonl shakespeare.txt
     python scripts/benchmark.py --measure decoding --preset nano
+    python scripts/benchmark.py --measure scaling --preset nano --data_path shakespeare.txt
     python scripts/benchmark.py --measure profile --preset mini
 """
 
@@ -51,7 +52,9 @@ class BenchmarkArguments:
 
     _argument_group_name = "benchmark"
 
-    measure: Literal["pretrain", "sft", "moe", "loss", "decoding", "profile"] = flag("pretrain", "what is compared")
+    measure: Literal["pretrain", "sft", "moe", "loss", "decoding", "scaling", "profile"] = flag(
+        "pretrain", "what is compared"
+    )
     preset: str = flag("nano", "size of the models")
     data_path: list[str] | None = dataclasses.field(
         default=None, metadata={"help": "files to train on, as for the stages; by default the embedded corpus"}
@@ -107,22 +110,52 @@ def contestants(options: BenchmarkArguments, folder: str) -> list[Contestant]:
     return [one for one in found if options.peers or one.work is train_ours]
 
 
-def measure_training(options: BenchmarkArguments, folder: str) -> dict[str, Any]:
-    """Tokens a second, utilization and memory of each contestant."""
+def scales(options: BenchmarkArguments, folder: str) -> dict[str, list[Contestant]]:
+    """What grows -> ours in several sizes of it. With a long text as data, every document fills its row."""
+    steady = ("--schedule", "constant", "--warmup_ratio", "0")
+
+    def ours(name: str, *shape: str, **changes: Any) -> Contestant:
+        return Contestant(name, train_ours, make_task(dataclasses.replace(options, **changes), folder, steady + shape))
+
+    def experts(count: int) -> tuple[str, ...]:
+        return ("--use_moe", "1", "--num_experts", str(count), "--num_experts_per_tok", "2")
+
+    return {
+        "parameters": [
+            ours(f"{preset}, {layers} layers", "--preset", preset, "--num_hidden_layers", str(layers), step=8192)
+            for preset, layers in (("nano", 4), ("nano", 8), ("mini", 8), ("base", 8))
+        ],
+        "window": [ours(f"{window} slots in a row", window=window) for window in (128, 512, 2048, 8192)],
+        "micro-batch": [ours(f"{size} slots", micro_batch=size, step=8192) for size in (1024, 2048, 4096, 8192)],
+        "experts": [ours("dense"), *[ours(f"{count} experts, 2 a token", *experts(count)) for count in (4, 8, 16, 32)]],
+    }
+
+
+def measure_scaling(options: BenchmarkArguments, folder: str) -> dict[str, Any]:
+    """One table for each thing that grows; the first line of each is what the others are compared with."""
+    results = {}
+    for name, found in scales(options, folder).items():
+        say(f"\n{name}:")
+        results[name] = measure_training(options, found)
+    return results
+
+
+def measure_training(options: BenchmarkArguments, found: list[Contestant]) -> dict[str, Any]:
+    """Tokens a second, utilization and memory of each contestant; the first is compared with the others."""
     peaks: list[float] = []
 
     def measure_peak() -> None:
         matmul_peak.cache_clear()
         peaks.append(matmul_peak(torch.device("cpu"), torch.bfloat16))
 
-    laps = alternate(contestants(options, folder), options.turns, options.seconds, say, measure_peak)
+    laps = alternate(found, options.turns, options.seconds, say, measure_peak)
     peak = median_and_spread(peaks[1:])
     results = {name: summarise(found, peak[0]) for name, found in laps.items()}
     rates = {name: [lap.tokens_per_second for lap in found] for name, found in laps.items()}
     for name, row in results.items():
-        ratios = [mine / theirs for mine, theirs in zip(rates["ours"], rates[name], strict=True)]
-        row["ours_times_faster"] = [round(value, 2) for value in median_and_spread(ratios)]
-    print_training(results, peak)
+        ratios = [mine / theirs for mine, theirs in zip(rates[found[0].name], rates[name], strict=True)]
+        row["first_times_faster"] = [round(value, 2) for value in median_and_spread(ratios)]
+    print_training(results, found[0].name, peak)
     return {"bfloat16_peak_gflops": [round(value / 1e9) for value in peak], "contestants": results}
 
 
@@ -139,13 +172,13 @@ def summarise(laps: list[Lap], peak: float) -> dict[str, Any]:
     return row
 
 
-def print_training(results: dict[str, dict[str, Any]], peak: tuple[float, float, float]) -> None:
+def print_training(results: dict[str, dict[str, Any]], first: str, peak: tuple[float, float, float]) -> None:
     """The markdown table."""
     say(f"\nbfloat16 matrix products: {peak[0] / 1e9:,.0f} GFLOP/s ({peak[1] / 1e9:,.0f} to {peak[2] / 1e9:,.0f})\n")
-    say("| | tokens/s (least to greatest) | ours is so many times as fast | MFU | peak memory |\n|---|---|---|---|---|")
+    say(f"| | tokens/s (least to greatest) | {first}: times as fast | MFU | peak memory |\n|---|---|---|---|---|")
     for name, row in results.items():
         median, least, greatest = row["tokens_per_second"]
-        ratio, low, high = row["ours_times_faster"]
+        ratio, low, high = row["first_times_faster"]
         utilization = f"{row['model_flops_utilization']:.1%}" if "model_flops_utilization" in row else ""
         say(
             f"| {name} | {median:,} ({least:,} to {greatest:,}) | {ratio:.2f} ({low:.2f} to {high:.2f}) | "
@@ -211,8 +244,10 @@ def main() -> None:
             result = measure_decoding(options.preset, options.turns, options.new_tokens, say)
         elif options.measure == "profile":
             result = profile_training(make_task(options, folder), say)
+        elif options.measure == "scaling":
+            result = measure_scaling(options, folder)
         else:
-            result = measure_training(options, folder)
+            result = measure_training(options, contestants(options, folder))
     versions = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     print(json.dumps({"measure": options.measure, "preset": options.preset} | versions | result))
 

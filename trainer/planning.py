@@ -7,6 +7,7 @@ import torch
 
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM, count_parameters
+from model.packed_rows import QUERY_BLOCK
 from trainer.hardware import flops_per_token
 from trainer.memory import MOMENTS
 from trainer.optim import is_hidden_matrix
@@ -70,14 +71,17 @@ def state_bytes_per_device(model: MiniMindForCausalLM, optimizer: str, devices: 
     return kept / (devices if parallel == "fsdp" else 1) + BYTES_HALF * parameters
 
 
-def activation_bytes_per_token(config: MiniMindConfig, document_tokens: float, checkpointing: bool) -> float:
+def activation_bytes_per_token(
+    config: MiniMindConfig, document_tokens: float, checkpointing: bool, is_gpu: bool = False
+) -> float:
     """What the backward pass needs of each token: kept tensors of all layers, and the logits.
 
     Each layer keeps its two inputs in float32 (H each) and in half precision: both normed inputs (2 H), queries, keys
     and values before and after norm and positions (2 (N + 2 K) D), attention's output (N D), gate, up and their product
     (3 I for each expert of the token; experts also keep their inputs and outputs). The list is Korthikanti et al. 2022
-    (section 4.1) for this architecture. On a CPU attention also keeps its probabilities, N for each token of the
-    document. With checkpointing a layer keeps its float32 input, and one layer at a time is computed again.
+    (section 4.1) for this architecture. On a CPU the product of gate and up is computed again, and attention keeps its
+    probabilities, N for each key that a query's block meets. With checkpointing a layer keeps its float32 input, and
+    one layer at a time is computed again.
     """
     hidden, heads, keys, size = (
         config.hidden_size,
@@ -85,12 +89,14 @@ def activation_bytes_per_token(config: MiniMindConfig, document_tokens: float, c
         config.num_key_value_heads,
         config.head_dim,
     )
+    kept_widths = 3 if is_gpu else 2
     if config.use_moe:
         experts, width = config.num_experts_per_tok, config.moe_intermediate_size
-        feed = BYTES_HALF * experts * (3 * width + 2 * hidden)
+        feed = BYTES_HALF * experts * (kept_widths * width + 2 * hidden)
     else:
-        feed = BYTES_HALF * 3 * config.intermediate_size
-    attention = BYTES_HALF * (2 * (heads + 2 * keys) * size + heads * size + heads * document_tokens)
+        feed = BYTES_HALF * kept_widths * config.intermediate_size
+    met = 0 if is_gpu else (document_tokens + min(document_tokens, QUERY_BLOCK)) / 2
+    attention = BYTES_HALF * (2 * (heads + 2 * keys) * size + heads * size + heads * met)
     layer = 2 * (BYTES_FLOAT32 + BYTES_HALF) * hidden + attention + feed
     kept = config.num_hidden_layers * layer
     if checkpointing:
@@ -125,7 +131,7 @@ def plan_run(
     forms = ("ddp", "fsdp") if devices > 1 else ("ddp",)
     for checkpointing, parallel in itertools.product((False, True), forms):
         state = state_bytes_per_device(model, optimizer, devices, parallel)
-        row = window * activation_bytes_per_token(config, 0 if device.is_gpu else document_tokens, checkpointing)
+        row = window * activation_bytes_per_token(config, document_tokens, checkpointing, device.is_gpu)
         fitting = int((room - state) // row)
         if fitting >= 1:
             break

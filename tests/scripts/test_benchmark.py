@@ -24,7 +24,7 @@ def test_training_beside_the_padded_recipe(tmp_path):
     result, printed = benchmark(tmp_path, f"--measure pretrain {TINY} --data_path my_text.jsonl")
     ours, padded = result["contestants"]["ours"], result["contestants"]["padded float32 recipe"]
     assert ours["tokens_per_second"][0] > 0 and 0 < ours["model_flops_utilization"] < 1
-    assert padded["ours_times_faster"][0] == pytest.approx(
+    assert padded["first_times_faster"][0] == pytest.approx(
         ours["tokens_per_second"][0] / padded["tokens_per_second"][0], abs=0.01
     )
     assert "| padded float32 recipe |" in printed
@@ -40,6 +40,19 @@ def test_fine_tuning_beside_trl(tmp_path):
 def test_experts_beside_dense(tmp_path):
     result, _ = benchmark(tmp_path, f"--measure moe {TINY} --data_path my_text.jsonl")
     assert len(result["contestants"]) == 4
+
+
+@pytest.mark.slow
+def test_what_growing_costs(tmp_path):
+    result, printed = benchmark(tmp_path, f"--measure scaling {TINY} --data_path my_text.jsonl")
+    assert [len(result[name]["contestants"]) for name in ("parameters", "window", "micro-batch", "experts")] == [
+        4,
+        4,
+        4,
+        5,
+    ]
+    assert result["experts"]["contestants"]["dense"]["first_times_faster"] == [1.0, 1.0, 1.0]
+    assert "\nwindow:\n" in printed
 
 
 @pytest.mark.slow

@@ -31,12 +31,13 @@ def kept_bytes(model, documents, tokens):
     return sum(storages.values())
 
 
+@pytest.mark.parametrize("length", [128, 384])
 @pytest.mark.parametrize("preset", ["nano", "mini", "nano-moe"])
-def test_activations_are_as_many_as_are_kept(preset):
+def test_activations_are_as_many_as_are_kept(preset, length):
     config = MiniMindConfig.from_preset(preset, {"num_hidden_layers": 2, "vocab_size": 512})
     model = MiniMindForCausalLM(config).train()
     # Weights are kept in half precision too: the difference between two sizes is what tokens take.
-    few, many, length = 8, 24, 128
+    few, many = 8, 24
     measured = (kept_bytes(model, many, length) - kept_bytes(model, few, length)) / ((many - few) * length)
     assert activation_bytes_per_token(config, length, checkpointing=False) == pytest.approx(measured, rel=0.15)
 
