@@ -229,7 +229,11 @@ class _Batch:
         self.rope_table = [table[0] for table in decoder.rotary(positions, decoder.dtype)]  # (capacity, 1, D) each
 
     def advance(self) -> Tensor:
-        """Run the tokens at hand through the layers -> logits (B, V) of the last one."""
+        """Run the tokens at hand through the layers -> logits (B, V) of the last one; the decoder's dtype counts."""
+        with torch.autocast(self.decoder.device.type, enabled=False):
+            return self._advance()
+
+    def _advance(self) -> Tensor:
         decoder = self.decoder
         rows, count = self.tokens.shape
         end = self.length + count

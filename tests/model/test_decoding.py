@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from model.decoding import CACHE_STEP, Decoder, GeneratedReply, Sampling, generate_tokens, stream_tokens
+from model.decoding import CACHE_STEP, Decoder, GeneratedReply, Sampling, _Batch, generate_tokens, stream_tokens
 from tests.model.helpers import VOCABULARY, random_tokens, tiny_model
 
 STOP = [2, 13, 29, 47]
@@ -97,6 +98,29 @@ def test_bfloat16_decoding_follows_fp32_while_logits_are_apart():
                 logits = model(torch.tensor([prompt + one.ids[:place]])).logits[0, -1]
                 assert logits[first] - logits[second] < 0.05 * logits.abs().max()
                 break
+
+
+def test_bfloat16_rounds_where_transformers_rounds():
+    """Rounded elsewhere, the logits are 1 to 2 % apart."""
+    model, prompt = tiny_model(seed=7, num_hidden_layers=4).bfloat16(), some_prompts()[3]
+    theirs = Qwen3ForCausalLM(Qwen3Config(**model.config.to_hugging_face_dict())).bfloat16().eval()
+    theirs.load_state_dict(model.state_dict())
+    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(theirs.config)  # `.bfloat16` has rounded its frequencies
+    decoder = Decoder(model)
+    with torch.inference_mode():
+        for length in range(5, 25, 5):
+            mine = _Batch(decoder, [prompt[:length]]).advance()[0].float()
+            other = theirs(torch.tensor([prompt[:length]])).logits[0, -1].float()
+            assert (mine - other).norm() < 2e-3 * other.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("use_moe", [False, True])
+def test_autocast_around_it_changes_nothing(use_moe, dtype):
+    model, prompts = tiny_model(use_moe=use_moe), some_prompts(3)
+    expected = generate_tokens(model, prompts, 8, STOP)
+    with torch.autocast("cpu", dtype):
+        assert generate_tokens(model, prompts, 8, STOP) == expected
 
 
 def test_the_model_is_left_as_it_was():
