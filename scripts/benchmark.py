@@ -44,6 +44,7 @@ EIGHT_EXPERTS = ("--use_moe", "1", "--num_experts", "8", "--num_experts_per_tok"
 FOUR_EXPERTS = ("--use_moe", "1", "--num_experts", "4", "--num_experts_per_tok", "1", "--norm_topk_prob", "0")
 WINDOWS = {"sft": 768}
 LOSS_SLOTS = 4096
+SCALES = ("parameters", "window", "micro-batch", "experts")
 
 
 @dataclasses.dataclass
@@ -68,6 +69,9 @@ class BenchmarkArguments:
     padded_steps: int = flag(400, "loss: optimizer steps of the padded recipe, of 4,096 slots each")
     our_steps: int = flag(110, "loss: optimizer steps of our runs, of 4,096 slots each")
     new_tokens: int = flag(128, "decoding: tokens in an answer")
+    scales: list[str] = dataclasses.field(
+        default_factory=lambda: list(SCALES), metadata={"help": f"scaling: what grows, of {', '.join(SCALES)}"}
+    )
     more: str = flag("", "further flags of our stages, in one string, such as '--use_compile 1'")
 
 
@@ -134,9 +138,10 @@ def scales(options: BenchmarkArguments, folder: str) -> dict[str, list[Contestan
 def measure_scaling(options: BenchmarkArguments, folder: str) -> dict[str, Any]:
     """One table for each thing that grows; the first line of each is what the others are compared with."""
     results = {}
-    for name, found in scales(options, folder).items():
+    found = scales(options, folder)
+    for name in options.scales:
         say(f"\n{name}:")
-        results[name] = measure_training(options, found)
+        results[name] = measure_training(options, found[name])
     return results
 
 
@@ -231,6 +236,8 @@ def main() -> None:
     (options,) = parse_arguments(BenchmarkArguments, description=__doc__)
     if options.measure == "sft" and options.peers and importlib.util.find_spec("trl") is None:
         raise ValueError("--measure sft: TRL is not installed; pip install -r requirements-dev.txt, or take --peers 0")
+    if unknown := sorted(set(options.scales) - set(SCALES)):
+        raise ValueError(f"--scales {' '.join(unknown)}: choose of {', '.join(SCALES)}")
     if options.turns < 1:
         raise ValueError(f"--turns {options.turns} must be above 0")
     if options.measure == "loss" and options.padded_steps % options.turns:
