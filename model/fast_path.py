@@ -28,6 +28,9 @@ KEPT_PROBABILITY_BYTES = 64 * 2**20
 # What elementwise steps work on at a time, so that what one of them writes is still in the cache when the next reads
 # it: half of the time of a norm's backward pass at 8,192 x 512, three quarters of that of SwiGLU.
 BLOCK_BYTES = 2 * 2**20
+# Columns of a weight gradient that are computed at a time: bfloat16 products over 8,160 rows reach 58 to 84 % of the
+# peak for 2,432 to 4,864 columns together, 84 to 92 % in such parts, narrow side first.
+PRODUCT_COLUMNS = 1024
 
 
 def keep_freed_memory() -> bool:
@@ -97,10 +100,19 @@ class _FusedLinear(torch.autograd.Function):
         return row_gradient, *_weight_gradients(rows, gradient, ctx.sizes, ctx.dtype)
 
 
+def gradient_product(narrow: Tensor, wide: Tensor) -> Tensor:
+    """narrow (M, h), wide (M, n) -> narrow.T @ wide (h, n): on a CPU in parts of `PRODUCT_COLUMNS`."""
+    if wide.device.type != "cpu" or wide.shape[1] <= 1.5 * PRODUCT_COLUMNS:
+        return narrow.t() @ wide
+    product = wide.new_empty(narrow.shape[1], wide.shape[1])
+    for part, result in zip(wide.split(PRODUCT_COLUMNS, 1), product.split(PRODUCT_COLUMNS, 1), strict=True):
+        torch.mm(narrow.t(), part, out=result)
+    return product
+
+
 def _weight_gradients(rows: Tensor, gradient: Tensor, sizes: Sequence[int] | int, dtype: torch.dtype) -> list[Tensor]:
     """rows (M, H), gradient (M, sum of `sizes`) of their product -> gradients of the matrices (size, H) in `dtype`."""
-    # The narrow side first: 4 to 9 % less time in bfloat16 than gradient.t() @ rows.
-    columns = (rows.t() @ gradient).split(sizes, dim=1)
+    columns = gradient_product(rows, gradient).split(sizes, dim=1)
     return [column.t().contiguous().to(dtype) for column in columns]
 
 
@@ -208,7 +220,7 @@ class _SwiGLU(torch.autograd.Function):
         for group in zip(*(tensor.split(sizes) for tensor in (rows, result, fed, gradient)), strict=True):
             group_rows, group_result, group_fed, group_gradient = group
             matrices += _weight_gradients(group_rows, group_result, group_fed.shape[1], ctx.dtype)
-            matrices.append((group_gradient.t() @ group_fed).to(ctx.dtype))
+            matrices.append(gradient_product(group_gradient, group_fed).to(ctx.dtype))
         return row_gradient, None, *matrices
 
 
