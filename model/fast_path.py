@@ -3,8 +3,8 @@
 At these sizes a CPU spends as long on moving activations as on matrix products. Each function below is one plain
 expression of `model_minimind.py` with its backward pass written by hand; a test holds both against each other.
 
-- `fused_linear`: one product for q, k, v (and for gate, up). Only the step's copy of the weights is fused; parameters,
-  gradients and saved names stay apart.
+- `fused_linear`: one product for q, k, v. Only the step's copy of the weights is fused; parameters, gradients and saved
+  names stay apart.
 - `rms_norm`: keeps the input and one number per row, and writes the dtype that the next product reads.
 - `grouped_swiglu`: a feed-forward part, or all experts of a layer; keeps nothing but the fused gate/up product.
 - `packed_attention`: q/k norm, RoPE and attention inside documents. Documents of like length are gathered into one
