@@ -67,7 +67,7 @@ class BenchmarkArguments:
     micro_batch: int = flag(8192, "slots in a micro-batch, about")
     step: int = flag(32768, "slots in an optimizer step, about")
     padded_steps: int = flag(400, "loss: optimizer steps of the padded recipe, of 4,096 slots each")
-    our_steps: int = flag(110, "loss: optimizer steps of our runs, of 4,096 slots each")
+    our_steps: int = flag(60, "loss: optimizer steps of our runs, of 4,096 slots each")
     new_tokens: int = flag(128, "decoding: tokens in an answer")
     scales: list[str] = dataclasses.field(
         default_factory=lambda: list(SCALES), metadata={"help": f"scaling: what grows, of {', '.join(SCALES)}"}
