@@ -13,6 +13,8 @@ expression of `model_minimind.py` with its backward pass written by hand; a test
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import ctypes
 from collections.abc import Iterator, Sequence
 
@@ -31,6 +33,11 @@ BLOCK_BYTES = 2 * 2**20
 # Columns of a weight gradient that are computed at a time: bfloat16 products over 8,160 rows reach 58 to 84 % of the
 # peak for 2,432 to 4,864 columns together, 84 to 92 % in such parts, narrow side first.
 PRODUCT_COLUMNS = 1024
+# Below so many rows (an expert's) a weight gradient is computed as (O, M) x (M, H), the layout that it is kept in:
+# as fast there, and nothing needs to be transposed.
+NARROW_FIRST_ROWS = 4096
+
+_copies: contextvars.ContextVar[dict | None] = contextvars.ContextVar("weights cast for products", default=None)
 
 
 def keep_freed_memory() -> bool:
@@ -72,12 +79,27 @@ def fused_linear(hidden: Tensor, modules: list[nn.Module], dtype: torch.dtype) -
         return _FusedLinear.apply(rows, *[module.weight for module in modules]).view(*hidden.shape[:-1], -1)
 
 
+@contextlib.contextmanager
+def weights_cast_once() -> Iterator[None]:
+    """While it is open no weight changes, so each is cast for its products once, not once a micro-batch."""
+    token = _copies.set({})
+    try:
+        yield
+    finally:
+        _copies.reset(token)
+
+
 def _stack(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Matrices under one another in `dtype`, in one pass over memory."""
+    """Weight matrices under one another in `dtype`, in one pass over memory."""
+    copies, key = _copies.get(), (dtype, *map(id, matrices))
+    if copies is not None and key in copies:
+        return copies[key][0]
     sizes = [len(matrix) for matrix in matrices]
     stacked = torch.empty(sum(sizes), *matrices[0].shape[1:], dtype=dtype, device=matrices[0].device)
     for part, matrix in zip(stacked.split(sizes), matrices, strict=True):
         part.copy_(matrix)
+    if copies is not None:
+        copies[key] = stacked, matrices  # which it keeps alive, so that no other gets one of these ids
     return stacked
 
 
@@ -112,14 +134,16 @@ def gradient_product(narrow: Tensor, wide: Tensor) -> Tensor:
 
 def _weight_gradients(rows: Tensor, gradient: Tensor, sizes: Sequence[int] | int, dtype: torch.dtype) -> list[Tensor]:
     """rows (M, H), gradient (M, sum of `sizes`) of their product -> gradients of the matrices (size, H) in `dtype`."""
+    if len(rows) < NARROW_FIRST_ROWS:
+        return [part.to(dtype) for part in (gradient.t() @ rows).split(sizes)]
     columns = gradient_product(rows, gradient).split(sizes, dim=1)
     return [column.t().contiguous().to(dtype) for column in columns]
 
 
-def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of all tensors (M, ...), `BLOCK_BYTES` of the first at a time."""
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of all tensors (M, ...): on a CPU `BLOCK_BYTES` of the first at a time, elsewhere all at once."""
     first = tensors[0]
-    rows = max(BLOCK_BYTES * len(first) // max(first.nbytes, 1), 1)
+    rows = max(BLOCK_BYTES * len(first) // max(first.nbytes, 1) if first.device.type == "cpu" else len(first), 1)
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
@@ -135,7 +159,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx, rows: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         output = torch.empty_like(rows, dtype=dtype)
         scale = rows.new_empty(len(rows), 1, dtype=torch.promote_types(rows.dtype, torch.float32))
-        for row, inverse, result in _blocks(rows, scale, output):
+        for row, inverse, result in blocks(rows, scale, output):
             inverse.copy_(_inverse_root_mean_square(row, eps))
             result.copy_((row * inverse).mul_(weight))
         ctx.save_for_backward(rows, weight, scale)
@@ -146,7 +170,7 @@ class _RMSNorm(torch.autograd.Function):
         rows, weight, scale = ctx.saved_tensors
         result = torch.empty_like(rows)
         weight_gradient = torch.zeros_like(scale[0] * weight)
-        for row, inverse, given, wanted in _blocks(rows, scale, gradient, result):
+        for row, inverse, given, wanted in blocks(rows, scale, gradient, result):
             normed = row * inverse
             given = given.to(normed.dtype, copy=True)
             product = given * normed
@@ -164,7 +188,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Te
 
 def _activate(gate_up: Tensor) -> Tensor:
     output = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    for rows, result in _blocks(gate_up, output):
+    for rows, result in blocks(gate_up, output):
         gate, up = rows.chunk(2, dim=-1)
         torch.mul(F.silu(gate), up, out=result)
     return output
@@ -173,7 +197,7 @@ def _activate(gate_up: Tensor) -> Tensor:
 def _activate_backward(gate_up: Tensor, gradient: Tensor, output: Tensor | None = None) -> Tensor:
     """gate_up (M, 2 I), gradient (M, I) -> gradient of gate_up; the forward pass's result goes into `output` (M, I)."""
     result = torch.empty_like(gate_up)
-    for rows, given, wanted, again in _blocks(gate_up, gradient, result, gradient if output is None else output):
+    for rows, given, wanted, again in blocks(gate_up, gradient, result, gradient if output is None else output):
         (gate, up), (gate_gradient, up_gradient) = rows.chunk(2, dim=-1), wanted.chunk(2, dim=-1)
         active = F.silu(gate)
         torch.ops.aten.silu_backward.grad_input(given * up, gate, grad_input=gate_gradient)
@@ -195,7 +219,7 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows: Tensor, sizes: list[int], *matrices: Tensor) -> Tensor:
         gate_ups = [_stack(matrices[first : first + 2], rows.dtype) for first in range(0, len(matrices), 3)]
-        downs = [matrix.to(rows.dtype) for matrix in matrices[2::3]]
+        downs = [_stack([matrix], rows.dtype) for matrix in matrices[2::3]]
         gate_up = rows.new_empty(len(rows), len(gate_ups[0]))
         _multiply_groups(rows, [weight.t() for weight in gate_ups], sizes, gate_up)
         output = torch.empty_like(rows)
@@ -239,6 +263,34 @@ def grouped_swiglu(rows: Tensor, sizes: list[int], experts: list[list[nn.Linear]
         return _SwiGLU.apply(rows.to(dtype), sizes, *weights)
 
 
+class _ExactLogits(torch.autograd.Function):
+    """rows (M, H) of any precision, weight (E, H) float32 -> rows @ weight.T (M, E) in float32."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        logits = weight.new_empty(len(rows), len(weight))
+        for block, result in blocks(rows, logits):
+            torch.mm(block.to(weight.dtype), weight.t(), out=result)
+        return logits
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        row_gradient = torch.empty_like(rows)
+        weight_gradient = torch.zeros_like(weight)
+        for block, given, wanted in blocks(rows, gradient, row_gradient):
+            wanted.copy_(given @ weight)
+            weight_gradient.addmm_(given.t(), block.to(weight.dtype))
+        return row_gradient, weight_gradient if ctx.needs_input_grad[1] else None
+
+
+def exact_logits(rows: Tensor, weight: Tensor) -> Tensor:
+    """A router's logits (M, E): rows (M, H) times weight (E, H) in float32, without a float32 copy of all rows."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return _ExactLogits.apply(rows, weight)
+
+
 def add_update(hidden: Tensor, update: Tensor) -> Tensor:
     """hidden (..., H) + update (..., H), which may be of lower precision, in hidden's dtype.
 
@@ -269,7 +321,7 @@ class _PackedAttention(torch.autograd.Function):
         cosines, sines = (table.flatten(0, 1) for table in rope)
         rotated = fused.new_empty(len(by_head), num_heads + num_keys, size)
         scale = fused.new_empty(len(by_head), num_heads + num_keys, 1)
-        for heads, inverse, cosine, sine, result in _blocks(by_head, scale, cosines, sines, rotated):
+        for heads, inverse, cosine, sine, result in blocks(by_head, scale, cosines, sines, rotated):
             states = heads[:, : num_heads + num_keys]
             inverse.copy_(_inverse_root_mean_square(states, eps))
             normed = (states * inverse).mul_(weight)
@@ -314,7 +366,7 @@ class _PackedAttention(torch.autograd.Function):
         by_head, result_by_head = (part.view(-1, num_heads + 2 * num_keys, size) for part in (fused, result))
         slots = documents.state_slots.view(len(by_head), -1)
         weight_gradient = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        for heads, inverse, cosine, sine, slot, wanted in _blocks(
+        for heads, inverse, cosine, sine, slot, wanted in blocks(
             by_head, scale, cosines, sines, slots, result_by_head
         ):
             rotated = state_gradient.index_select(0, slot.flatten()).view(len(heads), -1, size)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from model.config import MiniMindConfig
-from model.fast_path import compute_dtype, grouped_swiglu, is_fast
+from model.fast_path import blocks, compute_dtype, exact_logits, grouped_swiglu, is_fast
 
 # On a CPU every size of a matrix product is made ready before its first use, at 5 to 20 % of its own time. Experts get
 # rows in multiples of this, at the cost of 1 % more rows, so that the sizes come again.
@@ -63,6 +63,8 @@ class Router(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden (N, H) -> probabilities (N, E), weights (N, k), chosen experts (N, k); fp32 whatever the autocast."""
+        if is_fast(hidden) and self.weight.dtype == torch.float32:
+            return self.choose(exact_logits(hidden, self.weight))
         with torch.autocast(hidden.device.type, enabled=False):
             return self.choose(F.linear(hidden.float(), self.weight.float()))
 
@@ -201,6 +203,10 @@ class _Combine(torch.autograd.Function):
         results, weights, row_of_place, place_of_slot = ctx.saved_tensors
         weight_of_place = weights.new_zeros(len(results))
         weight_of_place[place_of_slot.flatten()] = weights.flatten()
-        result_gradient = gradient.index_select(0, row_of_place).mul_(weight_of_place[:, None])
-        by_row = results.index_select(0, place_of_slot.flatten()).view(*weights.shape, -1)
-        return result_gradient, torch.linalg.vecdot(by_row, gradient[:, None]), None, None
+        result_gradient, weight_gradient = torch.empty_like(results), torch.empty_like(weights)
+        for wanted, row, weight in blocks(result_gradient, row_of_place, weight_of_place):
+            torch.index_select(gradient, 0, row, out=wanted).mul_(weight[:, None])
+        for given, place, wanted in blocks(gradient, place_of_slot, weight_gradient):
+            by_row = results.index_select(0, place.flatten()).view(*place.shape, -1)
+            torch.linalg.vecdot(by_row, given[:, None], out=wanted)
+        return result_gradient, weight_gradient, None, None

@@ -12,6 +12,7 @@ import torch
 from dataset.order import SkipBatchSampler
 from dataset.stream import StreamDataset, merge_states
 from model.config import MiniMindConfig
+from model.fast_path import weights_cast_once
 from trainer.checkpoint import capture_rng, map_tensors
 from trainer.distributed import (
     all_reduce_sum,
@@ -44,15 +45,16 @@ def train_epoch(run: Run) -> bool:
         # The loss of a step is its global sum over its global count, so the count comes first, over all ranks.
         counts = all_reduce_sum(sum(count_tokens(batch) for batch in micro_batches))
         context = StepContext(supervised_tokens=counts[0], tokens=counts[1], expert_loads=run.expert_loads)
-        for position, batch in enumerate(micro_batches):
-            batch = to_device(batch, world.device)
-            with gradient_sync(run.model, enabled=position == len(micro_batches) - 1):
-                with run.autocast():
-                    loss_sum, _, logs = run.loss(run.model, batch, context)
-                # Gradients are averaged over ranks; the world size turns that back into their sum.
-                mean_loss = loss_sum * (world.size / counts[0].clamp(min=1))
-                run.scaler.scale(mean_loss).backward()
-            meter.add(logs)
+        with weights_cast_once():
+            for position, batch in enumerate(micro_batches):
+                batch = to_device(batch, world.device)
+                with gradient_sync(run.model, enabled=position == len(micro_batches) - 1):
+                    with run.autocast():
+                        loss_sum, _, logs = run.loss(run.model, batch, context)
+                    # Gradients are averaged over ranks; the world size turns that back into their sum.
+                    mean_loss = loss_sum * (world.size / counts[0].clamp(min=1))
+                    run.scaler.scale(mean_loss).backward()
+                meter.add(logs)
 
         for optimizer in run.optimizers:
             run.scaler.unscale_(optimizer)
