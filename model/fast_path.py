@@ -34,7 +34,7 @@ BLOCK_BYTES = 2 * 2**20
 # peak for 2,432 to 4,864 columns together, 84 to 92 % in such parts, narrow side first.
 PRODUCT_COLUMNS = 1024
 # Below so many rows (an expert's) a weight gradient is computed as (O, M) x (M, H), the layout that it is kept in:
-# as fast there, and nothing needs to be transposed.
+# nothing needs to be transposed, 4 to 10 % less time up to 4,096 rows, and up to 5 % more at 8,160.
 NARROW_FIRST_ROWS = 4096
 
 _copies: contextvars.ContextVar[dict | None] = contextvars.ContextVar("weights cast for products", default=None)
@@ -366,9 +366,7 @@ class _PackedAttention(torch.autograd.Function):
         by_head, result_by_head = (part.view(-1, num_heads + 2 * num_keys, size) for part in (fused, result))
         slots = documents.state_slots.view(len(by_head), -1)
         weight_gradient = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        for heads, inverse, cosine, sine, slot, wanted in blocks(
-            by_head, scale, cosines, sines, slots, result_by_head
-        ):
+        for heads, inverse, cosine, sine, slot, wanted in blocks(by_head, scale, cosines, sines, slots, result_by_head):
             rotated = state_gradient.index_select(0, slot.flatten()).view(len(heads), -1, size)
             given = (rotated * cosine).addcmul_(rotated.roll(size // 2, -1), sine, value=-1)
             normed = heads[:, : num_heads + num_keys] * inverse

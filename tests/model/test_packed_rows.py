@@ -109,6 +109,25 @@ def test_activation_checkpointing_on_packed_rows(use_moe):
         torch.testing.assert_close(results[0][name], results[1][name])
 
 
+@pytest.mark.parametrize("use_moe", [False, True], ids=["dense", "moe"])
+def test_weights_cast_once_are_those_of_the_step(use_moe):
+    """Two micro-batches share the copies of the weights, and those of the next step are made anew."""
+    batches = [packed_rows([[90, 40], [128]], 160, seed) for seed in (0, 1)]
+    network = tiny_model(use_moe=use_moe).train()
+    for _ in range(2):
+        expected = [losses_and_gradients(network, batch, torch.bfloat16) for batch in batches]
+        with model.fast_path.weights_cast_once():
+            found = [losses_and_gradients(network, batch, torch.bfloat16) for batch in batches]
+            copies = model.fast_path._copies.get()
+            assert len(copies) == 2 * (1 + 2 * (4 if use_moe else 1)), "q/k/v, gate/up and down in each of two layers"
+        for (output, gradients), (again, same) in zip(expected, found, strict=True):
+            assert torch.equal(output.token_losses, again.token_losses)
+            assert all(torch.equal(gradients[name], same[name]) for name in gradients)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(1.5)
+
+
 def test_positions_restart_and_the_mask_isolates():
     ids = torch.tensor([[1, 1, 2, 2, 2, 0, 0]])
     assert packed_rows_positions(ids).tolist() == [[0, 1, 0, 1, 2, 0, 1]]
