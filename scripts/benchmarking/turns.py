@@ -64,12 +64,13 @@ class Baton:
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """`work(options, baton)` in a process of its own."""
+    """`work(options, baton)` in a process of its own; its first `warm_up` laps do not count."""
 
     name: str
     work: Callable[[Any, Baton], None]
     options: Any
     steps: int | None = None
+    warm_up: int = 1
 
 
 def _child(contestant: Contestant, connection: Connection, seconds: float, log: str) -> None:
@@ -134,7 +135,7 @@ def runners(contestants: list[Contestant], seconds: float) -> Iterator[dict[str,
 def alternate(
     contestants: list[Contestant], turns: int, seconds: float, say: Callable[[str], None], between: Callable[[], Any]
 ) -> dict[str, list[Lap]]:
-    """Laps of each contestant: one to warm up that does not count, then `turns`, in an order that turns round.
+    """Laps of each contestant: those to warm up do not count, then `turns`, in an order that turns round.
 
     Args:
         contestants: who runs.
@@ -145,14 +146,16 @@ def alternate(
     """
     laps: dict[str, list[Lap]] = {contestant.name: [] for contestant in contestants}
     with runners(contestants, seconds) as ready:
-        for number in range(turns + 1):
+        for number in range(1 - max(contestant.warm_up for contestant in contestants), turns + 1):
             between()
-            for name in list(ready) if number % 2 == 0 else reversed(ready):
-                lap = ready[name].turn()
-                laps[name].append(lap)
-                label = f"turn {number}/{turns}" if number else "warm-up"
-                say(f"{label}: {name}, {lap.steps} steps, {lap.tokens_per_second:,.0f} tokens/s")
-    return {name: found[1:] for name, found in laps.items()}
+            for contestant in contestants if number % 2 == 0 else reversed(contestants):
+                if number <= -contestant.warm_up:
+                    continue
+                lap = ready[contestant.name].turn()
+                laps[contestant.name].append(lap)
+                label = f"turn {number}/{turns}" if number > 0 else "warm-up"
+                say(f"{label}: {contestant.name}, {lap.steps} steps, {lap.tokens_per_second:,.0f} tokens/s")
+    return {name: found[-turns:] for name, found in laps.items()}
 
 
 def median_and_spread(values: list[float]) -> tuple[float, float, float]:
