@@ -243,20 +243,26 @@ class _SwiGLU(torch.autograd.Function):
         if not any(ctx.needs_input_grad[2:]):
             return row_gradient, None, *[None for _ in ctx.needs_input_grad[2:]]
         matrices = []
-        for group in zip(*(tensor.split(sizes) for tensor in (rows, result, fed, gradient)), strict=True):
+        for group in zip(*(_groups(tensor, sizes) for tensor in (rows, result, fed, gradient)), strict=True):
             group_rows, group_result, group_fed, group_gradient = group
             matrices += _weight_gradients(group_rows, group_result, group_fed.shape[1], ctx.dtype)
             matrices.append(gradient_product(group_gradient, group_fed).to(ctx.dtype))
         return row_gradient, None, *matrices
 
 
+def _groups(rows: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """The rows of each group; what lies behind the last one belongs to nobody."""
+    return rows.split([*sizes, len(rows) - sum(sizes)])[: len(sizes)]
+
+
 def _multiply_groups(rows: Tensor, weights: Sequence[Tensor], sizes: list[int], output: Tensor) -> None:
-    for part, weight, result in zip(rows.split(sizes), weights, output.split(sizes), strict=True):
+    for part, weight, result in zip(_groups(rows, sizes), weights, _groups(output, sizes), strict=True):
         torch.mm(part, weight, out=result)
+    output[sum(sizes) :].zero_()
 
 
 def grouped_swiglu(rows: Tensor, sizes: list[int], experts: list[list[nn.Linear]], dtype: torch.dtype) -> Tensor:
-    """rows (M, H), the first sizes[0] of them for the first expert and so on -> (M, H) in `dtype`.
+    """rows (M, H), the first sizes[0] of them for the first expert and so on -> (M, H) in `dtype`, 0 for those left.
 
     experts: gate, up and down projection of each; a dense layer is a single one.
     """

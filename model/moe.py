@@ -121,10 +121,12 @@ def run_grouped(rows: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence
         run = functools.partial(_run_together, ends=ends, experts=experts)
     else:
         sizes = torch.bincount(chosen.flatten(), minlength=len(experts))
-        step = ROWS_STEP if is_fast(rows) else 1
+        step = ROWS_STEP if is_fast(rows) and _are_plain(experts) else 1
+        most = len(order) + len(experts) * (step - 1)
         padded = (sizes + step - 1) // step * step
         places += ((padded - sizes).cumsum(0) - (padded - sizes))[chosen.flatten()[order]]
-        run, count = functools.partial(_run_each, sizes=padded.tolist(), experts=experts), int(padded.sum())
+        # As many places as there can ever be: memory of one size, layer after layer, is found again in the cache.
+        run, count = functools.partial(_run_each, sizes=padded.tolist(), experts=experts), most
     place_of_slot = torch.empty_like(order)
     place_of_slot[order] = places
     place_of_slot = place_of_slot.view_as(chosen)
@@ -141,9 +143,12 @@ def prefers_grouped_products(rows: Tensor, experts: Sequence[Callable]) -> bool:
     on_cuda = rows.device.type == "cuda" and torch.cuda.get_device_capability(rows.device) >= (8, 0)
     if compute_dtype(rows) != torch.bfloat16 or not (on_cuda or torch.compiler.is_compiling()):
         return False
-    plain = all(isinstance(expert, FeedForward) and expert.is_plain for expert in experts)
     # Its kernels read 16 bytes at a time.
-    return plain and all(size % 8 == 0 for size in experts[0].gate_proj.weight.shape)
+    return _are_plain(experts) and all(size % 8 == 0 for size in experts[0].gate_proj.weight.shape)
+
+
+def _are_plain(experts: Sequence[Callable]) -> bool:
+    return all(isinstance(expert, FeedForward) and expert.is_plain for expert in experts)
 
 
 def _run_together(grouped: Tensor, ends: Tensor, experts: Sequence[FeedForward]) -> Tensor:
@@ -158,7 +163,7 @@ def _run_together(grouped: Tensor, ends: Tensor, experts: Sequence[FeedForward])
 
 def _run_each(grouped: Tensor, sizes: list[int], experts: Sequence[Callable]) -> Tensor:
     """grouped (M, H), the first sizes[0] rows for the first expert and so on -> (M, H)."""
-    if is_fast(grouped) and all(isinstance(expert, FeedForward) and expert.is_plain for expert in experts):
+    if is_fast(grouped) and _are_plain(experts):
         matrices = [[expert.gate_proj, expert.up_proj, expert.down_proj] for expert in experts]
         return grouped_swiglu(grouped, sizes, matrices, compute_dtype(grouped))
     # An expert without rows still runs in training: its gradient is then zero, not missing, on every rank alike.
