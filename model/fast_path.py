@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import ctypes
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -38,20 +37,6 @@ PRODUCT_COLUMNS = 1024
 NARROW_FIRST_ROWS = 4096
 
 _copies: contextvars.ContextVar[dict | None] = contextvars.ContextVar("weights cast for products", default=None)
-
-
-def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed memory instead of handing it back: for training on a CPU, once at the start.
-
-    By default every tensor above some MB is new memory whose pages the kernel clears one by one as they are touched,
-    in every step again: 20 to 30 % of a step of a 5M model. See mallopt(3): M_MMAP_MAX 0, M_TRIM_THRESHOLD -1.
-    Returns whether that worked; elsewhere than on glibc it does nothing.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return bool(mallopt(-4, 0) and mallopt(-1, -1))
 
 
 def is_fast(hidden: Tensor) -> bool:

@@ -134,7 +134,8 @@ def batch_documents(document_ids: Tensor, num_heads: int, num_key_heads: int, dt
         ]
         places = torch.arange(length)
         largest = max(mask.nbytes for mask in masks) * num_heads
-        for chosen in (rounded == length).nonzero()[:, 0].split(max(STACK_BYTES // largest, 1)):
+        alike = (rounded == length).nonzero()[:, 0]
+        for chosen in alike.split(_powers_of_two(len(alike), max(STACK_BYTES // largest, 1))):
             # Unused places read the tokens that follow. As keys they come after every query that matters, and as
             # queries their output is dropped, so what they hold has no effect.
             tokens = (starts[chosen, None] + places).clamp_max_(document_ids.numel() - 1)
@@ -169,6 +170,15 @@ def batch_documents(document_ids: Tensor, num_heads: int, num_key_heads: int, dt
         output_slots=_inverse(output_rows, query_used),
         unused_rows=(~query_used).nonzero()[:, 0],
     )
+
+
+def _powers_of_two(count: int, most: int) -> list[int]:
+    """Powers of two, none above `most`, whose sum is `count`: with few sizes, kernels and memory come again."""
+    parts = []
+    while count:
+        parts.append(1 << (min(count, most).bit_length() - 1))
+        count -= parts[-1]
+    return parts
 
 
 def _query_blocks(length: int) -> list[tuple[int, int]]:

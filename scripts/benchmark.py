@@ -40,8 +40,11 @@ from trainer.config import flag, parse_arguments, user_errors
 from trainer.data import BUILTIN_FOLDER
 from trainer.hardware import matmul_peak
 
-EIGHT_EXPERTS = ("--use_moe", "1", "--num_experts", "8", "--num_experts_per_tok", "2")
-FOUR_EXPERTS = ("--use_moe", "1", "--num_experts", "4", "--num_experts_per_tok", "1", "--norm_topk_prob", "0")
+# Constant rates from the first step on unbalance a router as no real schedule does: with the preset's balance loss of
+# 5e-4, one of 8 experts soon has every token of the last layer. 1e-2 is what keeps the loads even.
+BALANCE = ("--router_aux_loss_coef", "1e-2")
+EIGHT_EXPERTS = ("--use_moe", "1", "--num_experts", "8", "--num_experts_per_tok", "2", *BALANCE)
+FOUR_EXPERTS = ("--use_moe", "1", "--num_experts", "4", "--num_experts_per_tok", "1", "--norm_topk_prob", "0", *BALANCE)
 WINDOWS = {"sft": 768}
 LOSS_SLOTS = 4096
 # With experts the sizes of products come again, and memory stops growing, only after some steps: in one run of steps of

@@ -23,6 +23,7 @@ from trainer.distributed import (
     gradient_sync,
 )
 from trainer.evaluation import log_evaluation
+from trainer.hardware import hand_back_freed_memory
 from trainer.losses import Batch, StepContext, count_tokens
 from trainer.meter import Meter
 from trainer.precision import note_overflow
@@ -97,12 +98,14 @@ def train_epoch(run: Run) -> bool:
 
 
 def after_step(run: Run) -> None:
-    """What is due between two steps: an evaluation, samples. Neither touches what the training goes on with."""
+    """What is due between two steps: an evaluation, samples. Nothing of it touches what the training goes on with."""
     step, options = run.progress.step, run.settings.run
     if is_due(step, options.eval_interval):
         evaluate_and_keep_best(run)
     if is_due(step, options.sample_interval):
         run.sample(run)
+    if run.world.device.type == "cpu":
+        hand_back_freed_memory()
 
 
 def steps_of_epoch(run: Run) -> Iterator[tuple[list[Batch], int]]:

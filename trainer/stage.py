@@ -23,7 +23,6 @@ from dataset.token_bytes import token_byte_lengths
 from dataset.tokenise import Say
 from eval.stages import command_line
 from model.decoding import generate_tokens
-from model.fast_path import keep_freed_memory
 from model.model_minimind import count_parameters
 from trainer import weights
 from trainer.checkpoint import CheckpointFolder, capture_rng, restore_rng
@@ -50,6 +49,7 @@ from trainer.distributed import (
 )
 from trainer.engine import after_step, evaluate_and_keep_best, to_device, train_epoch
 from trainer.evaluation import log_evaluation
+from trainer.hardware import keep_freed_memory
 from trainer.losses import StepContext, count_tokens, equal_expert_loads
 from trainer.memory import advice_when_full, describe_memory, state_bytes
 from trainer.optim import ParameterGroup, build_optimizers
