@@ -1,14 +1,24 @@
 """What the machine can do, what a token costs and what a run needs: by arithmetic."""
 
 import random
+import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from tests.trainer.helpers import TINY_MOE, RandomRows, tiny_model, tiny_run, train
 from trainer.checkpoint import capture_rng
-from trainer.hardware import flops_per_token, hardware_metrics, matmul_peak, peak_memory_gib
+from trainer import hardware
+from trainer.hardware import (
+    flops_per_token,
+    hand_back_freed_memory,
+    hardware_metrics,
+    keep_freed_memory,
+    matmul_peak,
+    peak_memory_gib,
+)
 from trainer.memory import advice, describe_memory, is_out_of_memory, state_bytes
 
 CPU = torch.device("cpu")
@@ -64,3 +74,21 @@ def test_which_errors_are_of_memory():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
     assert is_out_of_memory(MemoryError()) and not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+def test_freed_memory_is_kept_and_handed_back_once_a_minute(monkeypatch):
+    def held_after_work() -> int:
+        torch.ones(2**26)  # 256 MiB, freed at once
+        return psutil.Process().memory_info().rss
+
+    monkeypatch.setattr(hardware, "_handed_back", [time.monotonic()])
+    assert keep_freed_memory()
+    kept = held_after_work()
+    hand_back_freed_memory()
+    assert psutil.Process().memory_info().rss > kept - 2**26, "the minute is not over"
+    hardware._handed_back[0] -= hardware.HAND_BACK_SECONDS + 1
+    hand_back_freed_memory()
+    assert psutil.Process().memory_info().rss < kept - 2**27
+    kept = held_after_work()
+    hand_back_freed_memory()
+    assert psutil.Process().memory_info().rss > kept - 2**26, "it was done just now"
