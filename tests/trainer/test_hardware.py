@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.trainer.helpers import TINY_MOE, RandomRows, tiny_model, tiny_run, train
-from trainer.checkpoint import capture_rng
 from trainer import hardware
+from trainer.checkpoint import capture_rng
 from trainer.hardware import (
     flops_per_token,
     hand_back_freed_memory,
