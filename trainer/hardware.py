@@ -51,7 +51,7 @@ def keep_freed_memory() -> bool:
 def hand_back_freed_memory() -> None:
     """Give the pages back that are free now, if that was not done within the last `HAND_BACK_SECONDS`: between steps.
 
-    Kept memory falls into pieces. `base` in steps of eleven micro-batches held 3.1 GiB after the first of them and 4.5
+    Kept memory falls into pieces: `base` in steps of eleven micro-batches held 3.1 GiB after the first of them, 4.5
     after two steps, 4.1 when handed back between them. Touching the pages anew costs time, so not at every step.
     """
     now = time.monotonic()
