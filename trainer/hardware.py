@@ -1,4 +1,4 @@
-"""What the machine can do and how busy it is: matrix product peak, memory, load, temperature."""
+"""What the machine can do and how busy it is: matrix product peak, memory, load, temperature; and glibc's memory."""
 
 import contextlib
 import ctypes
