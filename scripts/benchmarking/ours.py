@@ -39,6 +39,7 @@ class Task:
         accumulation: micro-batches in a step.
         folder: where caches and checkpoints may go.
         steps: steps of the whole run, for its schedule; 0: no end.
+        settling_steps: steps of one micro-batch each, before the first turn, in which routers find their balance.
     """
 
     data: str
@@ -48,6 +49,7 @@ class Task:
     accumulation: int
     folder: str
     steps: int = 0
+    settling_steps: int = 0
 
     def settings(self) -> Settings:
         """The flags of ours that are this task."""
@@ -90,16 +92,23 @@ def describe(run: Run) -> dict[str, float]:
 def train_ours(task: Task, baton: Baton) -> None:
     """Train without end, for the speed."""
     run = prepare(task)
-    before = [0]
+    optimization, before = run.settings.optimization, [0]
 
     def after_step() -> bool:
         tokens = run.progress.tokens - before[0]
         before[0] = run.progress.tokens
-        baton.step(tokens, lambda: describe(run))
+        if run.progress.step > task.settling_steps:
+            baton.step(tokens, lambda: describe(run))
+        elif run.progress.step == task.settling_steps:
+            optimization.accumulation_steps = task.accumulation
+            baton.wait()
         return False
 
     run.stop_asked = after_step
-    baton.wait()
+    if task.settling_steps:
+        optimization.accumulation_steps = 1
+    else:
+        baton.wait()
     while train_epoch(run):
         pass
 

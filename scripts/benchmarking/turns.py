@@ -64,13 +64,12 @@ class Baton:
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """`work(options, baton)` in a process of its own; its first `warm_up` laps do not count."""
+    """`work(options, baton)` in a process of its own; its first lap does not count."""
 
     name: str
     work: Callable[[Any, Baton], None]
     options: Any
     steps: int | None = None
-    warm_up: int = 1
 
 
 def _child(contestant: Contestant, connection: Connection, seconds: float, log: str) -> None:
@@ -119,13 +118,14 @@ class Runner:
 
 
 @contextlib.contextmanager
-def runners(contestants: list[Contestant], seconds: float) -> Iterator[dict[str, Runner]]:
+def runners(contestants: list[Contestant], seconds: float, say: Callable[[str], None]) -> Iterator[dict[str, Runner]]:
     """Every contestant, ready to run, made ready one after another."""
     started: dict[str, Runner] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             for contestant in contestants:
                 started[contestant.name] = Runner(contestant, seconds, folder)
+                say(f"ready: {contestant.name}")
             yield started
         finally:
             for runner in started.values():
@@ -135,7 +135,7 @@ def runners(contestants: list[Contestant], seconds: float) -> Iterator[dict[str,
 def alternate(
     contestants: list[Contestant], turns: int, seconds: float, say: Callable[[str], None], between: Callable[[], Any]
 ) -> dict[str, list[Lap]]:
-    """Laps of each contestant: those to warm up do not count, then `turns`, in an order that turns round.
+    """Laps of each contestant: one to warm up, which does not count, then `turns`, in an order that turns round.
 
     Args:
         contestants: who runs.
@@ -145,12 +145,10 @@ def alternate(
         between: called before each round, while nobody runs.
     """
     laps: dict[str, list[Lap]] = {contestant.name: [] for contestant in contestants}
-    with runners(contestants, seconds) as ready:
-        for number in range(1 - max(contestant.warm_up for contestant in contestants), turns + 1):
+    with runners(contestants, seconds, say) as ready:
+        for number in range(turns + 1):
             between()
             for contestant in contestants if number % 2 == 0 else reversed(contestants):
-                if number <= -contestant.warm_up:
-                    continue
                 lap = ready[contestant.name].turn()
                 laps[contestant.name].append(lap)
                 label = f"turn {number}/{turns}" if number > 0 else "warm-up"

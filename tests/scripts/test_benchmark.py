@@ -38,7 +38,7 @@ def test_fine_tuning_beside_trl(tmp_path):
 
 @pytest.mark.slow
 def test_experts_beside_dense(tmp_path):
-    result, _ = benchmark(tmp_path, f"--measure moe {TINY} --data_path my_text.jsonl")
+    result, _ = benchmark(tmp_path, f"--measure moe {TINY} --settling_steps 2 --data_path my_text.jsonl")
     assert len(result["contestants"]) == 4
 
 
@@ -81,11 +81,20 @@ def _fail(options, baton):
 
 def test_turns_alternate_and_count():
     said = []
-    contestants = [Contestant("one", _count_to, 1, steps=3), Contestant("two", _count_to, 2, steps=5, warm_up=2)]
+    contestants = [Contestant("one", _count_to, 1, steps=3), Contestant("two", _count_to, 2, steps=5)]
     laps = alternate(contestants, 2, 0.0, said.append, lambda: None)
     assert [(lap.steps, lap.tokens, lap.note) for lap in laps["one"]] == [(3, 3, 1)] * 2
     assert [(lap.steps, lap.tokens) for lap in laps["two"]] == [(5, 10)] * 2
-    assert [line.split(": ")[1].split(",")[0] for line in said] == ["two", "one", "two", "two", "one", "one", "two"]
+    assert [line.split(": ")[1].split(",")[0] for line in said] == [
+        "one",
+        "two",
+        "one",
+        "two",
+        "two",
+        "one",
+        "one",
+        "two",
+    ]
 
 
 def test_a_contestant_that_fails_is_named():
