@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import model.moe
 from model.model_minimind import count_parameters
 from model.moe import MixtureOfExperts
 from tests.model.helpers import packed_rows, tiny_config, tiny_model
@@ -33,8 +34,9 @@ def run(layer: MixtureOfExperts, hidden: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("tokens", [5, 600])  # 600: the fast path inside the experts as well
-def test_grouped_equals_reference_in_output_and_gradients(routing, tokens):
+@pytest.mark.parametrize(("tokens", "part"), [(5, 1024), (600, 1024), (600, 64)])  # 600: the experts' fast path as well
+def test_grouped_equals_reference_in_output_and_gradients(routing, tokens, part, monkeypatch):
+    monkeypatch.setattr(model.moe, "PART_ROWS", part)
     layer, hidden = random_layer(**routing), torch.randn(1, tokens, 32)
     grouped = run(layer, hidden)
     layer.implementation = "reference"
