@@ -105,7 +105,7 @@ def after_step(run: Run) -> None:
     if is_due(step, options.sample_interval):
         run.sample(run)
     if run.world.device.type == "cpu":
-        hand_back_freed_memory()
+        hand_back_freed_memory(step)
 
 
 def steps_of_epoch(run: Run) -> Iterator[tuple[list[Batch], int]]:

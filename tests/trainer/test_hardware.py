@@ -1,7 +1,6 @@
 """What the machine can do, what a token costs and what a run needs: by arithmetic."""
 
 import random
-import time
 
 import numpy as np
 import psutil
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from tests.trainer.helpers import TINY_MOE, RandomRows, tiny_model, tiny_run, train
-from trainer import hardware
 from trainer.checkpoint import capture_rng
 from trainer.hardware import (
     flops_per_token,
@@ -76,19 +74,14 @@ def test_which_errors_are_of_memory():
     assert is_out_of_memory(MemoryError()) and not is_out_of_memory(RuntimeError("shape mismatch"))
 
 
-def test_freed_memory_is_kept_and_handed_back_once_a_minute(monkeypatch):
+def test_freed_memory_is_kept_and_handed_back_ever_more_seldom():
     def held_after_work() -> int:
         torch.ones(2**26)  # 256 MiB, freed at once
         return psutil.Process().memory_info().rss
 
-    monkeypatch.setattr(hardware, "_handed_back", [time.monotonic()])
     assert keep_freed_memory()
-    kept = held_after_work()
-    hand_back_freed_memory()
-    assert psutil.Process().memory_info().rss > kept - 2**26, "the minute is not over"
-    hardware._handed_back[0] -= hardware.HAND_BACK_SECONDS + 1
-    hand_back_freed_memory()
-    assert psutil.Process().memory_info().rss < kept - 2**27
-    kept = held_after_work()
-    hand_back_freed_memory()
-    assert psutil.Process().memory_info().rss > kept - 2**26, "it was done just now"
+    for step in range(1, 10):
+        kept = held_after_work()
+        hand_back_freed_memory(step)
+        handed_back = kept - psutil.Process().memory_info().rss
+        assert handed_back > 2**27 if step in (1, 2, 4, 8) else handed_back < 2**26
