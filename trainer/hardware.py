@@ -26,7 +26,7 @@ KNOWN_GPUS = {
     "V100": (125.0, 16),
     "T4": (65.0, 16),
 }
-PEAK_SIZE = {"cpu": 1024, "cuda": 8192, "mps": 4096}
+PEAK_SIZE = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 PEAK_TRIALS = 5
 ENOUGH_SECONDS = 0.005
 
