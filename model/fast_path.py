@@ -181,17 +181,15 @@ def _activate(gate_up: Tensor) -> Tensor:
     return output
 
 
-def _activate_backward(gate_up: Tensor, gradient: Tensor, output: Tensor | None = None) -> Tensor:
-    """gate_up (M, 2 I), gradient (M, I) -> gradient of gate_up; the forward pass's result goes into `output` (M, I)."""
-    result = torch.empty_like(gate_up)
-    for rows, given, wanted, again in blocks(gate_up, gradient, result, gradient if output is None else output):
-        (gate, up), (gate_gradient, up_gradient) = rows.chunk(2, dim=-1), wanted.chunk(2, dim=-1)
-        active = F.silu(gate)
-        torch.ops.aten.silu_backward.grad_input(given * up, gate, grad_input=gate_gradient)
-        torch.mul(active, given, out=up_gradient)
-        if output is not None:
-            torch.mul(active, up, out=again)
-    return result
+def _activate_backward(gate_up: Tensor, gradient: Tensor) -> None:
+    """gate_up (M, 2 I) becomes its gradient, gradient (M, I) of the result becomes that result: no memory is taken."""
+    for rows, given in blocks(gate_up, gradient):
+        gate, up = rows.chunk(2, dim=-1)
+        active, to_active = F.silu(gate), given * up
+        to_up = active * given
+        torch.mul(active, up, out=given)
+        torch.ops.aten.silu_backward.grad_input(to_active, gate, grad_input=gate)
+        up.copy_(to_up)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -199,7 +197,8 @@ class _SwiGLU(torch.autograd.Function):
 
     Every product writes its group's rows of one result, so nothing is put together afterwards, and what lies between
     the products is done for all groups at once. What goes into the last product is not kept but computed again, which
-    saves an eighth of the activations' memory and takes less than 1 % of the time. `matrices`: gate, up (I, H) and down
+    saves an eighth of the activations' memory and takes less than 1 % of the time. The backward pass writes over what
+    was kept, so it can run only once (a second one is noticed and refused). `matrices`: gate, up (I, H) and down
     (H, I) of each group in turn.
     """
 
@@ -221,9 +220,8 @@ class _SwiGLU(torch.autograd.Function):
         sizes, gate_ups, downs = ctx.sizes, weights[: len(ctx.sizes)], weights[len(ctx.sizes) :]
         inner = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         _multiply_groups(gradient, downs, sizes, inner)
-        fed = torch.empty_like(inner)
-        result = _activate_backward(gate_up, inner, fed)
-        row_gradient = torch.empty_like(rows)
+        _activate_backward(gate_up, inner)
+        result, fed, row_gradient = gate_up, inner, torch.empty_like(rows)
         _multiply_groups(result, gate_ups, sizes, row_gradient)
         if not any(ctx.needs_input_grad[2:]):
             return row_gradient, None, *[None for _ in ctx.needs_input_grad[2:]]

@@ -97,6 +97,15 @@ def test_the_fast_path_in_bfloat16_is_within_its_rounding(monkeypatch):
     assert fast.max() < 0.05 and fast.mean() < 1.5 * plain.mean()
 
 
+def test_a_second_backward_pass_is_refused():
+    """The first one writes over what the forward pass kept: gradients must not be silently wrong."""
+    network, batch = tiny_model().train(), packed_rows(LENGTHS, WINDOW)
+    total = network(**batch, return_token_losses=True).token_losses.sum()
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
 @pytest.mark.parametrize("use_moe", [False, True])
 def test_activation_checkpointing_on_packed_rows(use_moe):
     batch, results = packed_rows(LENGTHS, WINDOW), []
