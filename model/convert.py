@@ -92,6 +92,23 @@ def config_to_hugging_face(fields: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def config_to_minimind(fields: dict[str, Any]) -> dict[str, Any]:
+    """`MiniMindConfig` fields as the config.json of MiniMind's native form; its own code opens it.
+
+    Raises ValueError for what that form cannot say.
+    """
+    rope = fields["rope_parameters"]
+    if rope["rope_type"] not in ("default", "yarn"):
+        raise ValueError(f"MiniMind has no rope_type {rope['rope_type']}")
+    names = [name for name in _SHARED_FIELDS if name != "rope_parameters"]
+    if fields["use_moe"]:
+        names += [*_EXPERT_FIELDS, "num_experts"]
+    result = {"model_type": "minimind", "architectures": ["MiniMindForCausalLM"], "use_moe": fields["use_moe"]}
+    result |= {name: fields[name] for name in names} | {"rope_theta": rope["rope_theta"], "dropout": 0.0}
+    scaling = dict(rope) if rope["rope_type"] == "yarn" else None
+    return result | {"rope_scaling": scaling, "inference_rope_scaling": scaling is not None}
+
+
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 
@@ -154,19 +171,28 @@ def config_from_state(state: dict[str, Tensor]) -> dict[str, Any]:
     return fields | routing | {"use_moe": True, "num_experts": len(experts), "moe_intermediate_size": width}
 
 
-def fuse_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Per-expert tensors as transformers 5 holds them in memory: `experts.gate_up_proj` (E, 2 I, H), `down_proj`."""
+def stack_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Per-expert tensors as one each: `experts.{gate,up,down}_proj.weight` (E, O, H); all others as they are."""
     result, parts = {}, {}
     for name, tensor in state.items():
-        if match := _EXPERT.match(name):
-            parts.setdefault(match[1], {})[int(match[2]), match[3]] = tensor
+        if match := _EXPERT.fullmatch(name):
+            parts.setdefault(f"{match[1]}.{match[3]}_proj.weight", {})[int(match[2])] = tensor
         else:
             result[name] = tensor
-    for prefix, tensors in parts.items():
-        numbers = range(1 + max(number for number, _ in tensors))
-        gate_up = [torch.cat((tensors[number, "gate"], tensors[number, "up"])) for number in numbers]
-        result[f"{prefix}.gate_up_proj"] = torch.stack(gate_up)
-        result[f"{prefix}.down_proj"] = torch.stack([tensors[number, "down"] for number in numbers])
+    return result | {name: torch.stack([found[number] for number in sorted(found)]) for name, found in parts.items()}
+
+
+def fuse_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Per-expert tensors as transformers 5 holds them in memory: `experts.gate_up_proj` (E, 2 I, H), `down_proj`."""
+    result = {}
+    for name, tensor in (stacked := stack_experts(state)).items():
+        prefix, _, part = name.removesuffix(".weight").rpartition(".")
+        if not prefix.endswith(".mlp.experts"):
+            result[name] = tensor
+        elif part == "gate_proj":
+            result[f"{prefix}.gate_up_proj"] = torch.cat((tensor, stacked[f"{prefix}.up_proj.weight"]), dim=1)
+        elif part == "down_proj":
+            result[f"{prefix}.down_proj"] = tensor
     return result
 
 

@@ -5,6 +5,7 @@ the disk damaged it. The zip format carries a CRC of each tensor, which is check
 itself returns wrong weights after one flipped bit.
 """
 
+import contextlib
 import os
 import pickle
 import random
@@ -12,12 +13,13 @@ import re
 import shutil
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 STEP_FILE = re.compile(r"step-(\d{8})\.pth")
 BEST_FILE = "best.pth"
@@ -47,33 +49,59 @@ def restore_rng(state: dict[str, Any], device: torch.device) -> None:
 
 
 def save_atomically(content: Any, path: Path) -> None:
-    """Write a `.pth` so that `path` is either the old file or the whole new one, whenever the process dies.
+    """Write a `.pth` by way of `replacing`.
 
     Raises:
         ValueError: the disk is full; whatever was at `path` is untouched.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.writing")
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        torch.save(content, file)  # by way of a file: a failed write then says why
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name for a file or folder, which takes the place of `path` when the block ends without an error.
+
+    So `path` is either the old one or the whole new one, whenever the process dies.
+
+    Raises:
+        ValueError: it could not be written, as on a full disk; whatever was at `path` is untouched.
+    """
+    temporary, replaced = (path.with_name(f".{path.name}.{state}") for state in ("writing", "replaced"))
     try:
-        with open(temporary, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)
+        yield temporary
+        for written in [temporary, *temporary.rglob("*")]:
+            sync(written)
+        if path.is_dir():
+            _remove(replaced)
+            path.rename(replaced)
         os.replace(temporary, path)
-        sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:
+        sync(path.parent)
+        _remove(replaced)
+    except (OSError, RuntimeError, SafetensorError) as error:
         reason: BaseException = error
         while reason.__context__ is not None and not isinstance(reason, OSError):
             reason = reason.__context__  # torch answers a failed write with an error of its own
-        free = shutil.disk_usage(path.parent).free
+        if not isinstance(reason, OSError | SafetensorError):
+            raise
+        free = shutil.disk_usage(next(folder for folder in path.parents if folder.exists())).free
         raise ValueError(f"{path}: could not be written ({reason}); {free / 2**20:.0f} MiB are free there") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Make what was written to a file, or renamed in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -224,7 +252,7 @@ class CheckpointFolder:
             self.check_room(self.path_of(step).stat().st_size)
             shutil.copyfile(self.path_of(step), temporary)
         os.replace(temporary, self.folder / BEST_FILE)
-        sync_folder(self.folder)
+        sync(self.folder)
 
     def check_room(self, needed_bytes: int, what: str = "the next checkpoint") -> None:
         """Raise ValueError unless the disk has room for so much."""

@@ -66,8 +66,8 @@ class ModelArguments:
 
 
 @dataclasses.dataclass
-class ModelChoice:
-    """Which finished model is talked to or judged."""
+class FolderChoice:
+    """Which finished model is meant."""
 
     _argument_group_name = "model"
 
@@ -76,6 +76,12 @@ class ModelChoice:
     save_dir: str = flag(str(ROOT / "out"), "folder of finished models")
     hidden_size: int | None = flag(None, "only a model of this width; by default the newest")
     use_moe: Literal[0, 1] | None = flag(None, "1: only mixture of experts, 0: only dense; by default the newest")
+
+
+@dataclasses.dataclass
+class ModelChoice(FolderChoice):
+    """Which finished model is talked to or judged, and where it runs."""
+
     device: str = flag("auto", "cpu, cuda, cuda:1, mps; auto: the best there is")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = flag("auto", "precision; auto: what the device has")
 

@@ -14,8 +14,8 @@ from model.config import PRESETS, MiniMindConfig
 from model.convert import config_from_state, state_from_minimind
 from model.induction import start_with_induction
 from model.model_minimind import MiniMindForCausalLM, load_model
-from trainer.checkpoint import load_verified, sync_folder
-from trainer.config import ROOT, ModelArguments, ModelChoice, raise_problems
+from trainer.checkpoint import load_verified, replacing
+from trainer.config import ROOT, FolderChoice, ModelArguments, raise_problems
 
 DEFAULT_TOKENIZER = ROOT / "model" / "tokenizer"
 
@@ -55,7 +55,7 @@ def find_weight(
     return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
 
 
-def find_folder(choice: ModelChoice) -> Path:
+def find_folder(choice: FolderChoice) -> Path:
     """The model folder that the flags name.
 
     Raises:
@@ -296,29 +296,24 @@ def save_result(
         card: the model card, as markdown.
         save_dtype: "float32" or "bfloat16".
     """
-    temporary = folder.with_name(f".{folder.name}.writing")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
+    with replacing(folder) as temporary:
+        save_model(model, tokenizer, temporary, save_dtype)
+        (temporary / "run.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+        if metrics_path.exists():
+            shutil.copyfile(metrics_path, temporary / "metrics.jsonl")
+
+
+def save_model(
+    model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path, save_dtype: str = "float32"
+) -> None:
+    """Write config, weights, generation settings and tokenizer in Qwen3 / Qwen3-MoE form; the folder may be new."""
     dtype = getattr(torch, save_dtype)
     state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
     saved_dtype, model.config.dtype = model.config.dtype, dtype
-    model.save_pretrained(str(temporary), state_dict=state)
+    model.save_pretrained(str(folder), state_dict=state)
     model.config.dtype = saved_dtype
-    tokenizer.save_pretrained(str(temporary))
-    (temporary / "run.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (temporary / "README.md").write_text(card, encoding="utf-8")
-    if metrics_path.exists():
-        shutil.copyfile(metrics_path, temporary / "metrics.jsonl")
-    replaced = folder.with_name(f".{folder.name}.replaced")
-    if folder.exists():
-        if replaced.exists():
-            shutil.rmtree(replaced)
-        folder.rename(replaced)
-    temporary.rename(folder)
-    sync_folder(folder.parent)
-    if replaced.exists():
-        shutil.rmtree(replaced)
+    tokenizer.save_pretrained(str(folder))
 
 
 def model_card(record: dict[str, Any]) -> str:
