@@ -28,7 +28,7 @@ test: .venv/installed-dev
 	$(BIN)/pip install --quiet -r requirements.txt
 	touch $@
 
-.venv/installed-dev: requirements-dev.txt .venv/installed
+.venv/installed-dev: requirements-dev.txt requirements-serve.txt .venv/installed
 	$(BIN)/pip install --quiet -r requirements-dev.txt
 	touch $@
 

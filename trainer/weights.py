@@ -74,6 +74,19 @@ def find_folder(choice: FolderChoice) -> Path:
     return found
 
 
+def find_model(choice: FolderChoice) -> Path:
+    """The model folder that the flags name, or the GGUF file.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if choice.model_path is None or not choice.model_path.endswith(".gguf"):
+        return find_folder(choice)
+    if not Path(choice.model_path).is_file():
+        raise ValueError(f"--model_path {choice.model_path}: no such file")
+    return Path(choice.model_path)
+
+
 def resolve_from_weight(arguments: ModelArguments, save_dir: str, candidates: tuple[str, ...]) -> Path | None:
     """The folder or `.pth` file that `--from_weight` names, or None to start from random weights.
 
@@ -314,6 +327,33 @@ def save_model(
     model.save_pretrained(str(folder), state_dict=state)
     model.config.dtype = saved_dtype
     tokenizer.save_pretrained(str(folder))
+
+
+def save_gguf(
+    model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, path: Path, quantize: str, name: str
+) -> None:
+    """Write one GGUF file, and beside it the Modelfile that Ollama makes a model of.
+
+    Raises:
+        ValueError: llama.cpp would compute something else, the gguf package is missing, or the disk is full.
+    """
+    try:
+        from model.gguf_file import modelfile, write_gguf
+    except ModuleNotFoundError as error:
+        raise ValueError(f"GGUF needs the package {error.name}: pip install -r requirements-serve.txt") from error
+    with replacing(path) as temporary:
+        write_gguf(temporary, model.config, model.state_dict(), tokenizer, quantize, name)
+    with replacing(path.with_name("Modelfile")) as temporary:
+        sampling = {"temperature": 0.5, "top_p": 0.9, "num_ctx": min(4096, model.config.max_position_embeddings)}
+        temporary.write_text(modelfile(path.name, sampling), encoding="utf-8")
+
+
+def trained_window(folder: Path) -> int | None:
+    """Tokens that the model saw at once in training, from its run.json; None for one of another trainer's."""
+    try:
+        return int(json.loads((folder / "run.json").read_text(encoding="utf-8"))["settings"]["data"]["max_seq_len"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def model_card(record: dict[str, Any]) -> str:

@@ -17,8 +17,13 @@ from dataset.chat import render_prompt
 from model.config import MiniMindConfig
 from model.decoding import Decoder
 from model.model_minimind import MiniMindForCausalLM
-from scripts.chat import Conversation, Event, Printer, ReplyDecoder, SamplingArguments, TalkArguments
-from trainer.config import user_errors
+from scripts.chat import Printer
+from scripts.serving import conversation as talking
+from scripts.serving import local_model
+from scripts.serving.conversation import Conversation, Event
+from scripts.serving.local_model import LocalModel, ReplyDecoder
+from scripts.serving.sampling import SamplingArguments
+from trainer.config import ModelChoice, user_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,12 +96,11 @@ class Script:
         return iter(self.tokenizer(self.replies.pop(0), add_special_tokens=False)["input_ids"])
 
 
-def talk(monkeypatch, model, tokenizer, *replies, window=256, sampling=None, **options):
+def talk(monkeypatch, model, tokenizer, *replies, window=256, sampling=None, seed=42, **options):
     script = Script(tokenizer, *replies)
-    monkeypatch.setattr(chat, "stream_tokens", script)
-    return Conversation(
-        Decoder(model), tokenizer, TalkArguments(**options), sampling or SamplingArguments(), window
-    ), script
+    monkeypatch.setattr(local_model, "stream_tokens", script)
+    here = LocalModel(Decoder(model), tokenizer, sampling or SamplingArguments(), window, seed)
+    return Conversation(here, **options), script
 
 
 def test_turns_build_up_and_clear_forgets_all_but_the_system_message(monkeypatch, model, tokenizer):
@@ -112,8 +116,8 @@ def test_turns_build_up_and_clear_forgets_all_but_the_system_message(monkeypatch
 
 
 def test_sampling_reaches_the_sampler_and_each_reply_has_its_own_seed(monkeypatch, model, tokenizer):
-    sampling = SamplingArguments(temperature=0.3, top_p=0.5, top_k=7, max_new_tokens=9, seed=5)
-    conversation, script = talk(monkeypatch, model, tokenizer, "a", "b", sampling=sampling)
+    sampling = SamplingArguments(temperature=0.3, top_p=0.5, top_k=7, max_new_tokens=9)
+    conversation, script = talk(monkeypatch, model, tokenizer, "a", "b", sampling=sampling, seed=5)
     list(conversation.say("x"))
     list(conversation.say("y"))
     wanted = {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "max_new_tokens": 9, "stop_ids": [tokenizer.eos_token_id]}
@@ -121,7 +125,7 @@ def test_sampling_reaches_the_sampler_and_each_reply_has_its_own_seed(monkeypatc
 
 
 def test_tools_run_by_themselves_and_are_shown(monkeypatch, model, tokenizer):
-    conversation, script = talk(monkeypatch, model, tokenizer, CALL, "The result is 42.", tools=1)
+    conversation, script = talk(monkeypatch, model, tokenizer, CALL, "The result is 42.", use_tools=True)
     events = list(conversation.say("What is 12 + 30?"))
     assert Event("call", 'calculate({"expression": "12 + 30"})') in events and Event("result", "42") in events
     assert "".join(event.text for event in events if event.kind == "text") == "The result is 42."
@@ -136,11 +140,11 @@ def test_without_tools_a_call_is_shown_and_not_run(monkeypatch, model, tokenizer
 
 
 def test_a_broken_call_is_shown_as_written_and_endless_calls_end(monkeypatch, model, tokenizer):
-    conversation, _ = talk(monkeypatch, model, tokenizer, '<tool_call>\n{"name": oops\n</tool_call>', tools=1)
+    conversation, _ = talk(monkeypatch, model, tokenizer, '<tool_call>\n{"name": oops\n</tool_call>', use_tools=True)
     assert "oops" in "".join(event.text for event in conversation.say("?"))
-    conversation, script = talk(monkeypatch, model, tokenizer, *[CALL] * 10, tools=1)
+    conversation, script = talk(monkeypatch, model, tokenizer, *[CALL] * 10, use_tools=True)
     events = list(conversation.say("?"))
-    assert events[-1].kind == "note" and len(script.prompts) == chat.MAX_TOOL_ROUNDS + 1
+    assert events[-1].kind == "note" and len(script.prompts) == talking.MAX_TOOL_ROUNDS + 1
 
 
 def test_old_turns_are_left_out_when_the_window_is_full(monkeypatch, model, tokenizer):
@@ -179,7 +183,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_talk(monkeypatch, model, tokenizer,
         yield from tokenizer("one two", add_special_tokens=False)["input_ids"]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(chat, "stream_tokens", interrupted)
+    monkeypatch.setattr(local_model, "stream_tokens", interrupted)
     chat.answer(conversation, Printer(sys.stdout, styled=False), "Count.", interactive=True)
     captured = capsys.readouterr()
     assert captured.out == "one two\n" and "(stopped)" in captured.err
@@ -238,14 +242,16 @@ def test_printing_plainly_and_dimmed():
     ],
 )
 def test_flags_out_of_range_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        SamplingArguments(**options).validate()
+    (problem,) = SamplingArguments(**options).problems()
+    assert message in problem
 
 
-def test_the_window_is_the_one_that_the_model_was_trained_with(model, folder, tmp_path):
-    assert chat.trained_window(folder, Decoder(model)) == 1024
-    (tmp_path / "run.json").write_text(json.dumps({"settings": {"data": {"max_seq_len": 128}}}))
-    assert chat.trained_window(tmp_path, Decoder(model)) == 128
+def test_the_window_is_the_one_that_the_model_was_trained_with(folder):
+    choice = ModelChoice(device="cpu", dtype="float32")
+    assert LocalModel.open(folder, choice, SamplingArguments(), 0).window == 1024
+    (folder / "run.json").write_text(json.dumps({"settings": {"data": {"max_seq_len": 128}}}))
+    assert LocalModel.open(folder, choice, SamplingArguments(), 0).window == 128
+    (folder / "run.json").unlink()
 
 
 def test_without_a_terminal_a_line_is_a_turn_in_utf8(folder, tmp_path):
@@ -280,6 +286,8 @@ def test_one_question(monkeypatch, capsys, folder):
         (["--model_path", "{folder}", "--prompt", " "], "--prompt is empty"),
         (["--model_path", "{folder}", "--prompt", "word " * 1200], "the model takes 1,024"),
         (["--top_p", "7"], "--top_p 7.0 must lie"),
+        (["--model_path", "{tmp}/x.gguf"], "--model_path {tmp}/x.gguf: no such file"),
+        (["--url", "http://127.0.0.1:9/v1"], "--url http://127.0.0.1:9/v1: no answer from there"),
         (["--promt", "x"], "unknown flag --promt (did you mean --prompt?)"),
     ],
 )
