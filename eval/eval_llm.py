@@ -32,12 +32,12 @@ from eval.stages import (
     write_evaluation,
 )
 from eval.tasks import TaskReport
-from model.model_minimind import count_parameters, load_model
+from model.model_minimind import count_parameters
 from trainer.config import ModelChoice, flag, parse_arguments, user_errors
 from trainer.data import BUILTIN_FOLDER
 from trainer.distributed import choose_device
 from trainer.precision import choose_precision, has_native_bfloat16
-from trainer.weights import find_folder, load_tokenizer
+from trainer.weights import find_folder, load_tokenizer, open_model
 
 
 @dataclasses.dataclass
@@ -77,7 +77,7 @@ def evaluate(choice: ModelChoice, arguments: EvaluationArguments) -> tuple[Path,
     device = choose_device(choice.device)
     precision = choose_precision(device.type, has_native_bfloat16(device), choice.dtype)
     tokenizer = load_tokenizer(folder)
-    model = load_model(str(folder)).to(device)
+    model = open_model(folder).to(device)
     picked = "" if choice.model_path else " (the newest of that name)"
     print(f"model: {folder}{picked}, {count_parameters(model)[0] / 1e6:.2f}M parameters")
     print(f"precision: {str(precision.dtype).removeprefix('torch.')} on {device} ({precision.reason})", flush=True)

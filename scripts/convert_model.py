@@ -24,7 +24,8 @@ from model.convert import config_to_minimind, state_to_minimind
 from model.model_minimind import MiniMindForCausalLM
 from trainer.checkpoint import replacing
 from trainer.config import ROOT, ModelArguments, flag, parse_arguments, user_errors
-from trainer.weights import init_model, resolve_from_weight, save_gguf, save_model
+from trainer.results import save_gguf, save_model
+from trainer.weights import init_model, resolve_from_weight
 
 
 @dataclasses.dataclass

@@ -179,16 +179,20 @@ class RunArguments:
 
 @dataclasses.dataclass
 class Settings:
-    """Everything a stage was told, by group. `to_dict` is what is saved beside the run."""
+    """Everything a stage was told, by group. `to_dict` is what is saved beside the run.
+
+    `stage` is a dataclass of flags that only this stage has, or None.
+    """
 
     model: ModelArguments
     data: DataArguments
     optimization: OptimizationArguments
     run: RunArguments
+    stage: Any = None
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Nested plain dict of every setting."""
-        return dataclasses.asdict(self)
+        return {name: group for name, group in dataclasses.asdict(self).items() if group is not None}
 
     def validate(self) -> None:
         """Raise one ValueError that lists every setting out of range, by flag."""
@@ -235,7 +239,7 @@ class Settings:
             problems.append("--tracker_mode local is SwanLab's; wandb knows offline, cloud and disabled")
         if not run.save_weight or "/" in run.save_weight or run.save_weight.startswith("."):
             problems.append(f"--save_weight {run.save_weight!r} must be a plain name, such as pretrain")
-        raise_problems(problems)
+        raise_problems([*problems, *(self.stage.problems() if self.stage is not None else ())])
 
 
 def raise_problems(problems: Sequence[str]) -> None:

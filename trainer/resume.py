@@ -133,14 +133,23 @@ def keep_rows_per_step(run: Run, rows: int) -> list[str]:
     ]
 
 
+def binding_settings(run: Run) -> dict[str, tuple[str, ...]]:
+    """Names of settings that may not change, by group; a stage's own flags are bound but for its `_may_change`."""
+    own = run.settings.stage
+    if own is None:
+        return BINDING
+    names = (field.name for field in dataclasses.fields(own) if field.name not in own._may_change)
+    return BINDING | {"stage": tuple(names)}
+
+
 def check_unchanged(run: Run, state: dict[str, Any]) -> None:
     """Raise one ValueError that names everything that differs from the checkpoint and may not."""
     before, now = state["settings"], run.settings.to_dict()
     problems = [
-        f"--{name} is {now[group][name]} and was {before[group].get(name)}"
-        for group, names in BINDING.items()
+        f"--{name} is {now[group][name]} and was {before.get(group, {}).get(name)}"
+        for group, names in binding_settings(run).items()
         for name in names
-        if now[group][name] != before[group].get(name)
+        if now[group][name] != before.get(group, {}).get(name)
     ]
     problems += [
         f"the {NAMES.get(name, name)} changed (now {value[:12]}, was {state['fingerprints'].get(name, '')[:12]})"
@@ -167,7 +176,7 @@ def harmless_changes(run: Run, state: dict[str, Any]) -> list[str]:
         f"--{name} is {value}, was {state['settings'][group][name]}"
         for group, values in run.settings.to_dict().items()
         for name, value in values.items()
-        if name not in UNREMARKABLE | set(BINDING.get(group, ()))
+        if name not in UNREMARKABLE | set(binding_settings(run).get(group, ()))
         and name in state["settings"].get(group, {})
         and value != state["settings"][group][name]
     ]

@@ -23,8 +23,8 @@ from dataset.token_bytes import token_byte_lengths
 from dataset.tokenise import Say
 from eval.stages import command_line
 from model.decoding import generate_tokens
-from model.model_minimind import count_parameters
-from trainer import weights
+from model.model_minimind import MiniMindForCausalLM, count_parameters
+from trainer import results, weights
 from trainer.checkpoint import CheckpointFolder, capture_rng, restore_rng
 from trainer.compiling import compile_layers, falling_back
 from trainer.config import (
@@ -59,6 +59,15 @@ from trainer.run import Run
 from trainer.track import Tracker, format_seconds
 
 
+def save_whole_model(
+    run: Run, model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path, record: dict[str, Any]
+) -> None:
+    """Leave the model behind as a folder that the next stage and every other tool opens."""
+    card, metrics_path = results.model_card(record), run.checkpoints.folder / "metrics.jsonl"
+    with results.writing_result(folder, record, card, metrics_path) as temporary:
+        results.save_model(model, tokenizer, temporary, run.settings.run.save_dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """What is particular to one stage.
@@ -71,6 +80,10 @@ class Stage:
         defaults: this stage's own defaults of flags, by name.
         start_from: names that `--from_weight auto` looks for, the best first.
         sample_prompts: what the model is asked when it is sampled; plain text, or messages of a chat.
+        flags: dataclass of flags that only this stage has; they come as `settings.stage`.
+        adapt: (model, settings) -> notes: changes the model that the run starts from, in place.
+        save: (run, model, tokenizer, folder, record): leaves the result behind.
+        marker: a file that tells this stage's result from another kind's.
     """
 
     name: str
@@ -80,6 +93,10 @@ class Stage:
     defaults: dict[str, Any]
     start_from: tuple[str, ...] = ()
     sample_prompts: tuple[str | list[dict[str, str]], ...] = ()
+    flags: type | None = None
+    adapt: Callable[[MiniMindForCausalLM, Settings], list[str]] | None = None
+    save: Callable[[Run, MiniMindForCausalLM, PreTrainedTokenizerBase, Path, dict[str, Any]], None] = save_whole_model
+    marker: str = "config.json"
 
 
 def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
@@ -127,6 +144,7 @@ def read_settings(stage: Stage, arguments: Sequence[str] | None = None) -> Setti
     """The stage's flags over its config file over its defaults, checked."""
     defaults = {"save_weight": stage.name} | stage.defaults
     groups = (ModelArguments, DataArguments, OptimizationArguments, RunArguments)
+    groups += (stage.flags,) if stage.flags else ()
     settings = Settings(
         *parse_arguments(*groups, description=stage.description, defaults=defaults, arguments=arguments)
     )
@@ -143,8 +161,10 @@ def assemble(
     model, tokenizer, notes = weights.init_model(
         settings.model, options.save_dir, stage.start_from, world.device, settings.data.max_seq_len
     )
-    folder = weights.result_folder(options.save_dir, options.save_weight, model.config)
-    weights.check_result_folder(folder, model.config)
+    folder = results.result_folder(options.save_dir, options.save_weight, model.config)
+    results.check_result_folder(folder, model.config, stage.marker)
+    if stage.adapt is not None:
+        notes += stage.adapt(model, settings)
     say = print if world.is_main else None
     train_data, validation_data = main_first(lambda: stage.build_data(settings.data, tokenizer, optimization.seed, say))
     if isinstance(train_data, StreamDataset):
@@ -296,16 +316,14 @@ def sample_answers(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -
 
 def finish(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Last evaluation, samples, and the model folder that the next stage and every other tool opens."""
-    folder = weights.result_folder(run.settings.run.save_dir, run.settings.run.save_weight, run.bare_model.config)
+    folder = results.result_folder(run.settings.run.save_dir, run.settings.run.save_weight, run.bare_model.config)
     metrics = evaluate_and_keep_best(run)
     run.sample(run)
     run.checkpoints.writer.wait()
     run.tracker.finish()
     if (model := whole_model(run.model, run.world)) is not None:
         record = describe_run(run, stage, metrics)
-        metrics_path = run.checkpoints.folder / "metrics.jsonl"
-        card = weights.model_card(record)
-        weights.save_result(model, tokenizer, folder, record, metrics_path, card, run.settings.run.save_dtype)
+        stage.save(run, model, tokenizer, folder, record)
         run.tracker.say(f"saved {folder} after {format_seconds(run.progress.seconds)} of training")
     return folder
 
@@ -313,13 +331,13 @@ def finish(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Path:
 def describe_run(run: Run, stage: Stage, metrics: dict[str, Any]) -> dict[str, Any]:
     """What run.json says of a finished run."""
     total, active = count_parameters(run.bare_model)
-    return weights.to_plain(
+    return results.to_plain(
         {
             "stage": stage.name,
             "command": command_line(),
             "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
             "settings": run.settings.to_dict(),
-            "model": weights.describe_config(run.bare_model.config),
+            "model": results.describe_config(run.bare_model.config),
             "parameters": {"total": total, "active": active},
             "data": {"train": run.train_data.summary.to_dict()}
             | {name: data.summary.to_dict() for name, data in run.validation_data.items()},

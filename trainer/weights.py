@@ -1,8 +1,7 @@
-"""Weights in and out: what `--from_weight` means, the model a run starts from, and the folder that it leaves behind."""
+"""Weights in: what `--from_weight`, `--weight` and `--model_path` mean, and the model that a run starts from."""
 
-import dataclasses
+import itertools
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from model.config import PRESETS, MiniMindConfig
 from model.convert import config_from_state, state_from_minimind
 from model.induction import start_with_induction
 from model.model_minimind import MiniMindForCausalLM, load_model
-from trainer.checkpoint import load_verified, replacing
+from trainer.checkpoint import load_verified
 from trainer.config import ROOT, FolderChoice, ModelArguments, raise_problems
 
 DEFAULT_TOKENIZER = ROOT / "model" / "tokenizer"
@@ -26,12 +25,10 @@ COMMAND_FOR = {
 }
 """Which command makes the weights of each stage's default name."""
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file that tells an adapter's folder from a model's."""
+
 SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "use_moe", "num_experts", "num_experts_per_tok", "norm_topk_prob")
-
-
-def result_folder(save_dir: str | Path, name: str, config: MiniMindConfig) -> Path:
-    """Where a run leaves its model: SAVE_DIR/NAME_HIDDEN[_moe]."""
-    return Path(save_dir) / f"{name}_{config.hidden_size}{'_moe' if config.use_moe else ''}"
 
 
 def find_weight(
@@ -45,7 +42,8 @@ def find_weight(
         use_moe: only MoE (1) or dense (0) models, if given.
     """
     found = []
-    for config_path in Path(save_dir).glob(f"{name}_*/config.json"):
+    configs = (Path(save_dir).glob(f"{name}_*/{file}") for file in ("config.json", ADAPTER_CONFIG))
+    for config_path in itertools.chain(*configs):
         width, _, kind = config_path.parent.name.removeprefix(f"{name}_").partition("_")
         if not width.isdigit() or kind not in ("", "moe"):
             continue
@@ -63,6 +61,8 @@ def find_folder(choice: FolderChoice) -> Path:
     """
     if choice.model_path is not None:
         folder = Path(choice.model_path)
+        if (folder / ADAPTER_CONFIG).is_file():
+            return folder
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
             raise ValueError(f"--model_path {folder}: no model there (it needs config.json and *.safetensors)")
         return folder
@@ -121,6 +121,21 @@ def resolve_from_weight(arguments: ModelArguments, save_dir: str, candidates: tu
     )
 
 
+def open_model(folder: Path) -> MiniMindForCausalLM:
+    """The float32 model of a folder; of an adapter's folder, its base with the adapter merged in.
+
+    Raises:
+        ValueError: the weights do not fit their config, or the adapter its base.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return load_model(str(folder))
+    try:
+        from trainer.lora import open_merged  # PEFT takes seconds to import
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{folder} is an adapter, which needs the package {error.name}") from error
+    return open_merged(folder)
+
+
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder.
 
@@ -157,7 +172,7 @@ def init_model(
             copying = "attention that copies from the context (--init induction)"
             notes.append(f"start: {copying if start_with_induction(model) else small}")
     else:
-        model = load_model(source) if source.is_dir() else _model_from_pth(source, arguments, tokenizer)
+        model = open_model(source) if source.is_dir() else _model_from_pth(source, arguments, tokenizer)
         _check_shape_flags(arguments, model.config, source)
         if arguments.dropout is not None:
             _set_dropout(model, arguments.dropout)
@@ -173,7 +188,8 @@ def init_model(
             f"{model.config.vocab_size:,} of the weights in {source}; use the tokenizer that they were trained with "
             "(--tokenizer_path)"
         )
-    return model.to(device=device, dtype=torch.float32), tokenizer, notes
+    # `from_pretrained` leaves a model in evaluation mode: without dropout and activation checkpointing.
+    return model.to(device=device, dtype=torch.float32).train(), tokenizer, notes
 
 
 def _random_model(
@@ -271,141 +287,9 @@ def _model_from_pth(path: Path, arguments: ModelArguments, tokenizer: PreTrained
     return model
 
 
-def check_result_folder(folder: Path, config: MiniMindConfig) -> None:
-    """Refuse, before any work, to put a model where one of another shape lies.
-
-    Raises:
-        ValueError: the folder holds a model of another shape, or something else.
-    """
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder}: exists and holds no model; choose another --save_weight or --save_dir")
-    there = MiniMindConfig.from_pretrained(str(folder))
-    raise_problems(
-        [
-            f"{folder}: holds a model whose {flag} is {getattr(there, flag)}, this run's is {getattr(config, flag)}; "
-            "choose another --save_weight, or move the folder away"
-            for flag in (*SHAPE_FLAGS, "vocab_size")
-            if getattr(there, flag) != getattr(config, flag)
-        ]
-    )
-
-
-def save_result(
-    model: MiniMindForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    record: dict[str, Any],
-    metrics_path: Path,
-    card: str,
-    save_dtype: str = "float32",
-) -> None:
-    """Leave a finished model behind as a Qwen3 / Qwen3-MoE folder, which is either the old one or the whole new one.
-
-    Args:
-        record: what goes into run.json (settings, data, timings).
-        metrics_path: the run's metrics.jsonl, copied beside the weights.
-        card: the model card, as markdown.
-        save_dtype: "float32" or "bfloat16".
-    """
-    with replacing(folder) as temporary:
-        save_model(model, tokenizer, temporary, save_dtype)
-        (temporary / "run.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        (temporary / "README.md").write_text(card, encoding="utf-8")
-        if metrics_path.exists():
-            shutil.copyfile(metrics_path, temporary / "metrics.jsonl")
-
-
-def save_model(
-    model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path, save_dtype: str = "float32"
-) -> None:
-    """Write config, weights, generation settings and tokenizer in Qwen3 / Qwen3-MoE form; the folder may be new."""
-    dtype = getattr(torch, save_dtype)
-    state = {name: tensor.detach().to("cpu", dtype) for name, tensor in model.state_dict().items()}
-    saved_dtype, model.config.dtype = model.config.dtype, dtype
-    model.save_pretrained(str(folder), state_dict=state)
-    model.config.dtype = saved_dtype
-    tokenizer.save_pretrained(str(folder))
-
-
-def save_gguf(
-    model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, path: Path, quantize: str, name: str
-) -> None:
-    """Write one GGUF file, and beside it the Modelfile that Ollama makes a model of.
-
-    Raises:
-        ValueError: llama.cpp would compute something else, the gguf package is missing, or the disk is full.
-    """
-    try:
-        from model.gguf_file import modelfile, write_gguf
-    except ModuleNotFoundError as error:
-        raise ValueError(f"GGUF needs the package {error.name}: pip install -r requirements-serve.txt") from error
-    with replacing(path) as temporary:
-        write_gguf(temporary, model.config, model.state_dict(), tokenizer, quantize, name)
-    with replacing(path.with_name("Modelfile")) as temporary:
-        sampling = {"temperature": 0.5, "top_p": 0.9, "num_ctx": min(4096, model.config.max_position_embeddings)}
-        temporary.write_text(modelfile(path.name, sampling), encoding="utf-8")
-
-
 def trained_window(folder: Path) -> int | None:
     """Tokens that the model saw at once in training, from its run.json; None for one of another trainer's."""
     try:
         return int(json.loads((folder / "run.json").read_text(encoding="utf-8"))["settings"]["data"]["max_seq_len"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def model_card(record: dict[str, Any]) -> str:
-    """The README.md of a result's folder, from its run.json."""
-    model, metrics, progress = record["model"], record["metrics"], record["progress"]
-    kind = "Qwen3-MoE" if model["use_moe"] else "Qwen3"
-    rows = [
-        ("stage", record["stage"]),
-        ("parameters", f"{record['parameters']['total']:,} ({record['parameters']['active']:,} active)"),
-        ("shape", ", ".join(f"{name} {value}" for name, value in model.items())),
-        ("steps", f"{progress['step']:,}"),
-        ("tokens", f"{progress['tokens']:,} ({progress['supervised_tokens']:,} with a loss)"),
-        (
-            "time",
-            f"{progress['seconds']:.0f} s, {record['tokens_per_second']:,.0f} tokens/s on "
-            f"{record['environment']['device']}",
-        ),
-    ]
-    rows += [(name.replace("_", " "), f"{value:.4f}") for name, value in metrics.items() if isinstance(value, float)]
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    sources = "\n".join(f"- {path}" for path in record["data"]["train"].get("sources", []))
-    lines = ["---", "license: apache-2.0", "pipeline_tag: text-generation", "---", f"# {record['stage']}", ""]
-    lines += [
-        f"A {kind} model trained with minimind-pipeline.",
-        "It opens with `AutoModelForCausalLM.from_pretrained`.",
-        "",
-    ]
-    lines += ["| what | value |", "|---|---|", table, "", "Training data:", "", sources or "- not recorded", ""]
-    return "\n".join([*lines, f"Command: `{record['command']}`", ""])
-
-
-def describe_config(config: MiniMindConfig) -> dict[str, Any]:
-    """The fields that give a model its shape, for run.json and the model card."""
-    names = [
-        *SHAPE_FLAGS[:3],
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "intermediate_size",
-        "vocab_size",
-    ]
-    if config.use_moe:
-        names += ["num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"]
-    return {name: getattr(config, name) for name in names}
-
-
-def to_plain(record: Any) -> Any:
-    """Dataclasses and paths as plain JSON values, recursively."""
-    if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return to_plain(dataclasses.asdict(record))
-    if isinstance(record, dict):
-        return {str(key): to_plain(value) for key, value in record.items()}
-    if isinstance(record, list | tuple):
-        return [to_plain(value) for value in record]
-    return str(record) if isinstance(record, Path) else record

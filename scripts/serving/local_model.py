@@ -10,13 +10,12 @@ from transformers import PreTrainedTokenizerBase
 from dataset.chat import render_prompt
 from dataset.formats import parse_reply
 from model.decoding import Decoder, stream_tokens
-from model.model_minimind import load_model
 from scripts.serving.conversation import Event, TooLong
 from scripts.serving.sampling import SamplingArguments
 from trainer.config import ModelChoice
 from trainer.distributed import choose_device
 from trainer.precision import choose_precision, has_native_bfloat16
-from trainer.weights import load_tokenizer, trained_window
+from trainer.weights import load_tokenizer, open_model, trained_window
 
 
 class LocalModel:
@@ -44,7 +43,7 @@ class LocalModel:
         """Load a model folder onto the device that the flags name."""
         device = choose_device(choice.device)
         precision = choose_precision(device.type, has_native_bfloat16(device), choice.dtype)
-        decoder = Decoder(load_model(str(folder)).to(device), precision.dtype)
+        decoder = Decoder(open_model(folder).to(device), precision.dtype)
         positions = decoder.config.max_position_embeddings
         window = min(trained_window(folder) or positions, positions)
         return cls(decoder, load_tokenizer(folder), sampling, window, seed)

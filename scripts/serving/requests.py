@@ -5,6 +5,7 @@ engines read. Rewritten here: text to NFC (llama.cpp does not do it), and text t
 would otherwise end a turn or open a tool result in the sender's name.
 """
 
+import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -56,10 +57,21 @@ class _CalledFunction(_Lenient):
     name: str
     arguments: str
 
+    @pydantic.field_validator("arguments")
+    @classmethod
+    def _is_an_object(cls, value: str) -> str:
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it is not JSON ({error})") from None
+        if not isinstance(parsed, dict):
+            raise ValueError("it is not a JSON object")
+        return value
+
 
 class _Call(_Lenient):
-    id: str | None = None
-    type: Literal["function"] = "function"
+    id: str
+    type: Literal["function"]
     function: _CalledFunction
 
 

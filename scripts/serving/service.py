@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from model.gguf_file import read_gguf_header
-from model.model_minimind import load_model
 from scripts.serving.engines import Engine, Load, choose_engine, running_engine
 from scripts.serving.front import FrontOptions
 from scripts.serving.requests import control_text_breaker
 from trainer.config import flag
-from trainer.weights import load_tokenizer, save_gguf, trained_window
+from trainer.results import save_gguf
+from trainer.weights import load_tokenizer, open_model, trained_window
 
 DEFAULT_CONTEXT = 2048
 
@@ -102,5 +102,5 @@ def cached_gguf(folder: Path, quantize: str) -> Path:
     sources = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".json", ".jinja")]
     if path.is_file() and path.stat().st_mtime_ns >= max(file.stat().st_mtime_ns for file in sources):
         return path
-    save_gguf(load_model(str(folder)), load_tokenizer(folder), path, quantize, path.stem)
+    save_gguf(open_model(folder), load_tokenizer(folder), path, quantize, path.stem)
     return path

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from scripts.mid_train import STAGE as MID_TRAIN
-from trainer import weights
+from trainer import results, weights
 from trainer.config import ROOT
 from trainer.stage import run_stage
 from trainer.train_full_sft import STAGE as SFT
@@ -99,7 +99,8 @@ def model_folder(folder, **overrides):
     tokenizer = AutoTokenizer.from_pretrained(str(weights.DEFAULT_TOKENIZER))
     vocabulary = -(-len(tokenizer) // 64) * 64
     model = MiniMindForCausalLM(MiniMindConfig(**(SHAPE | {"vocab_size": vocabulary} | overrides)))
-    weights.save_result(model, tokenizer, folder, {"stage": "x"}, folder / "none", "card")
+    with results.writing_result(folder, {"stage": "x"}, "card", folder / "none") as temporary:
+        results.save_model(model, tokenizer, temporary)
 
 
 def test_a_tokenizer_that_does_not_fit_the_model(tmp_path):

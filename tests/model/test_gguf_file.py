@@ -1,4 +1,4 @@
-"""GGUF: what llama.cpp itself, run here, makes of our files, and what is refused because it would make something else."""
+"""GGUF: what llama.cpp itself, run here, makes of our files, and what is refused since it would compute otherwise."""
 
 import json
 
@@ -99,7 +99,7 @@ CHAT = [
         "role": "assistant",
         "content": "",
         "reasoning_content": "hm",
-        "tool_calls": [{"type": "function", "id": "a", "function": {"name": "f", "arguments": '{"x": "1 + 1", "ü": 2}'}}],
+        "tool_calls": [{"type": "function", "id": "a", "function": {"name": "f", "arguments": '{"x": "1+1", "ü": 2}'}}],
     },
     {"role": "tool", "tool_call_id": "a", "content": "2"},
     {"role": "user", "content": "ok"},

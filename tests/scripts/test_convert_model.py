@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import scripts.convert_model as convert_model
-from model.model_minimind import load_model
 from model.gguf_file import read_gguf_header
+from model.model_minimind import load_model
 from tests.model.helpers import random_tokens, tiny_model
 from trainer.config import user_errors
-from trainer.weights import save_model
+from trainer.results import save_model
 
 SHAPES = {
     "dense": {},

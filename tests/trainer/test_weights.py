@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from tests.trainer.helpers import RandomRows, tiny_model, tiny_run, train
-from trainer import weights
+from trainer import results, weights
 from trainer.config import ModelArguments
 
 CPU = torch.device("cpu")
@@ -31,7 +31,8 @@ def tokenizer():
 def save(folder, tokenizer, metrics=None, **overrides):
     torch.manual_seed(0)
     model = MiniMindForCausalLM(MiniMindConfig(**(SHAPE | {"zero_init_output": False} | overrides)))
-    weights.save_result(model, tokenizer, folder, {"stage": "x"}, metrics or folder / "none", "card")
+    with results.writing_result(folder, {"stage": "x"}, "card", metrics or folder / "none") as temporary:
+        results.save_model(model, tokenizer, temporary)
     return model
 
 
@@ -43,6 +44,7 @@ def test_a_saved_folder_opens_here_and_in_transformers_with_equal_logits(tmp_pat
     model = save(tmp_path / "pretrain_32", tokenizer)
     ids = torch.randint(0, 4000, (2, 9))
     ours, _, _ = start(tmp_path, from_weight="pretrain")
+    assert ours.training, "dropout and activation checkpointing act only in training mode"
     theirs = AutoModelForCausalLM.from_pretrained(str(tmp_path / "pretrain_32"))
     assert type(theirs).__name__ == "Qwen3ForCausalLM"
     with torch.no_grad():
@@ -95,20 +97,20 @@ def test_a_missing_or_broken_tokenizer_is_named(tmp_path):
 def test_a_folder_of_another_shape_is_never_overwritten(tmp_path, tokenizer):
     folder = tmp_path / "pretrain_32"
     save(folder, tokenizer)
-    weights.check_result_folder(folder, MiniMindConfig(**SHAPE))
+    results.check_result_folder(folder, MiniMindConfig(**SHAPE))
     with pytest.raises(ValueError, match="holds a model whose num_hidden_layers is 2, this run's is 3"):
-        weights.check_result_folder(folder, MiniMindConfig(**(SHAPE | {"num_hidden_layers": 3})))
+        results.check_result_folder(folder, MiniMindConfig(**(SHAPE | {"num_hidden_layers": 3})))
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds no model"):
-        weights.check_result_folder(tmp_path / "notes", MiniMindConfig(**SHAPE))
+        results.check_result_folder(tmp_path / "notes", MiniMindConfig(**SHAPE))
 
 
 def test_a_save_that_fails_leaves_the_old_folder(tmp_path, tokenizer, monkeypatch):
     folder = tmp_path / "pretrain_32"
     save(folder, tokenizer)
     before = (folder / "model.safetensors").read_bytes()
-    monkeypatch.setattr(weights.shutil, "copyfile", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(results.shutil, "copyfile", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}))
     with pytest.raises(ValueError, match="could not be written.*disk full"):
         save(folder, tokenizer, tmp_path / "metrics.jsonl", initializer_range=0.5)
