@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,20 +38,15 @@ class RemoteModel:
         timeout = openai.Timeout(600.0, connect=CONNECT_SECONDS)
         self.client = openai.OpenAI(base_url=url, api_key=api_key or "none", timeout=timeout, max_retries=1)
         self.url, self.sampling, self.seed = url, sampling, seed
-        self.name = name or self._first_model()
-
-    def _first_model(self) -> str:
-        with _named_errors(self.url):
-            models = list(self.client.models.list())
-        if not models:
-            raise ValueError(f"--url {self.url}: it serves no model")
-        return models[0].id
+        self.name = name or list_models(url, api_key)[0]
+        self.tokens, self.seconds = 0, 0.0  # of all answers, from each one's first piece on
 
     def reply(
         self, messages: list[dict[str, Any]], tools: list[dict] | None, open_thinking: bool | None, is_last_try: bool
     ) -> "RemoteReply":
         """See `conversation.Model`. How much fits, the server decides."""
         request = self.sampling.to_request() | {"model": self.name, "seed": self.seed, "stream": True}
+        request["stream_options"] = {"include_usage": True}
         extra = {name: request.pop(name) for name in ("top_k",) if name in request}
         if open_thinking is not None:
             extra["chat_template_kwargs"] = {"open_thinking": open_thinking, "enable_thinking": open_thinking}
@@ -61,14 +57,14 @@ class RemoteModel:
                 messages=to_openai(messages), extra_body=extra or None, **request
             )
         self.seed += 1
-        return RemoteReply(stream, self.url)
+        return RemoteReply(stream, self)
 
 
 class RemoteReply:
     """One turn, see `conversation.Reply`."""
 
-    def __init__(self, stream: Any, url: str):
-        self._stream, self._url = stream, url
+    def __init__(self, stream: Any, model: RemoteModel):
+        self._stream, self._model = stream, model
         self._content = self._reasoning = ""
         self._calls: dict[int, dict[str, str]] = {}
 
@@ -86,8 +82,13 @@ class RemoteReply:
         return message | ({"tool_calls": calls} if calls else {})
 
     def __iter__(self) -> Iterator[Event]:
-        with _named_errors(self._url), contextlib.closing(self._stream):
-            for chunk in self._stream:
+        model, started, tokens, seconds = self._model, None, self._model.tokens, self._model.seconds
+        with _named_errors(model.url), contextlib.closing(self._stream):
+            for count, chunk in enumerate(self._stream):  # a chunk is a token, until the server says how many they were
+                started = started or time.monotonic()
+                model.tokens, model.seconds = tokens + count, seconds + time.monotonic() - started
+                if chunk.usage:
+                    model.tokens = tokens + chunk.usage.completion_tokens
                 if not chunk.choices:
                     continue
                 delta = chunk.choices[0].delta
@@ -101,6 +102,20 @@ class RemoteReply:
                     call = self._calls.setdefault(part.index, {"name": "", "arguments": ""})
                     call["name"] += part.function.name or ""
                     call["arguments"] += part.function.arguments or ""
+
+
+def list_models(url: str, api_key: str | None) -> list[str]:
+    """The names of the models that a server has.
+
+    Raises:
+        ValueError: nobody answers there, or no model does.
+    """
+    with _named_errors(url):
+        client = openai.OpenAI(base_url=url, api_key=api_key or "none", timeout=CONNECT_SECONDS, max_retries=1)
+        names = [model.id for model in client.models.list()]
+    if not names:
+        raise ValueError(f"--url {url}: it serves no model")
+    return names
 
 
 def to_openai(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

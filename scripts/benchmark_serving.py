@@ -1,0 +1,150 @@
+"""How fast the server answers: one stream and many beside transformers' `generate`, and the time to the first token.
+
+Example:
+    python scripts/benchmark_serving.py --preset mini --streams 50
+"""
+
+import gc, pathlib, sys  # noqa: E401
+
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
+__package__ or gc.disable()  # a fifth of the time of the imports; `user_errors` turns it on again
+
+import concurrent.futures
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+import openai
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
+from scripts.serving.front import front_in_a_thread
+from scripts.serving.service import EngineArguments, running_service
+from trainer.config import flag, parse_arguments, raise_problems, user_errors
+from trainer.results import save_model
+from trainer.weights import DEFAULT_TOKENIZER, load_tokenizer
+
+PROMPT = "Tell me a long story about a fox, a lighthouse and the sea."
+
+
+@dataclasses.dataclass
+class ServingArguments:
+    """What is measured."""
+
+    _argument_group_name = "measure"
+
+    preset: str = flag("mini", "size of the model; its weights are random, which costs the same")
+    quantize: Literal["f32", "f16", "bf16", "q8_0"] = flag("q8_0", "what llama.cpp stores weights as")
+    streams: int = flag(50, "clients at a time")
+    new_tokens: int = flag(128, "tokens of each answer")
+    turns: int = flag(5, "alternations; medians and spreads are over them")
+
+    def problems(self) -> list[str]:
+        """What is out of range, by flag."""
+        numbers = {name: getattr(self, name) for name in ("streams", "new_tokens", "turns")}
+        return [f"--{name} {value} must be at least 1" for name, value in numbers.items() if value < 1]
+
+
+class Contest:
+    """One model, served and in transformers."""
+
+    def __init__(self, url: str, folder: Path, new_tokens: int):
+        self.client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=600)
+        self.new_tokens = new_tokens
+        self.theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        tokenizer = load_tokenizer(folder)
+        self.ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+
+    def stream(self, number: int) -> tuple[float, int]:
+        """One streamed answer: seconds to its first token, and its tokens."""
+        started, first, tokens = time.perf_counter(), 0.0, 0
+        chunks = self.client.completions.create(
+            model="bench",
+            prompt=f"{number}. {PROMPT}",
+            max_tokens=self.new_tokens,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        for chunk in chunks:
+            first = first or time.perf_counter() - started
+            tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+        return first, tokens
+
+    def served(self, streams: int) -> tuple[float, float]:
+        """Tokens a second of so many streams together, and the median of seconds to the first token."""
+        started = time.perf_counter()
+        with concurrent.futures.ThreadPoolExecutor(streams) as pool:
+            answers = list(pool.map(self.stream, range(streams)))
+        rate = sum(tokens for _, tokens in answers) / (time.perf_counter() - started)
+        return rate, statistics.median(first for first, _ in answers)
+
+    @torch.inference_mode()
+    def generated(self) -> float:
+        """Tokens a second of transformers' `generate`, one row, float32."""
+        started = time.perf_counter()
+        count = {"max_new_tokens": self.new_tokens, "min_new_tokens": self.new_tokens}
+        out = self.theirs.generate(self.ids, do_sample=False, **count)
+        return (out.shape[1] - self.ids.shape[1]) / (time.perf_counter() - started)
+
+
+def measure(arguments: ServingArguments) -> dict[str, list[float]]:
+    """Every figure of every turn."""
+    tokenizer = load_tokenizer(DEFAULT_TOKENIZER)
+    overrides = {"vocab_size": -(-len(tokenizer) // 64) * 64, "zero_init_output": False}
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "bench"
+        model = MiniMindForCausalLM(MiniMindConfig.from_preset(arguments.preset, overrides))
+        save_model(model, tokenizer, folder)
+        engine = EngineArguments(
+            engine="llama.cpp", quantize=arguments.quantize, slots=arguments.streams, context=arguments.new_tokens + 64
+        )
+        with running_service(folder, engine, {}) as service, front_in_a_thread(service.engine, service.options) as url:
+            contest = Contest(url, folder, arguments.new_tokens)
+            found: dict[str, list[float]] = {name: [] for name in ("generate", "one", "many", "first_one", "first_many")}
+            for turn in range(-1, arguments.turns):  # the first one warms up
+                generate, (one, first_one) = contest.generated(), contest.served(1)
+                many, first_many = contest.served(arguments.streams)
+                if turn >= 0:
+                    for name, value in zip(found, (generate, one, many, first_one, first_many), strict=True):
+                        found[name].append(value)
+                print(f"turn {turn + 1}: {generate:,.0f}, {one:,.0f}, {many:,.0f} tokens/s", flush=True)
+    return found
+
+
+def main() -> None:
+    """Entry point."""
+    logging.disable_progress_bar()
+    (arguments,) = parse_arguments(ServingArguments, description=__doc__.split("\n")[0])
+    raise_problems(arguments.problems())
+    found = measure(arguments)
+    median = {name: statistics.median(values) for name, values in found.items()}
+    rows = [
+        ("transformers' generate, float32", median["generate"], "1.00", ""),
+        ("one stream", median["one"], f"{median['one'] / median['generate']:.2f}", f"{median['first_one']:.3f}"),
+        (
+            f"{arguments.streams} streams together",
+            median["many"],
+            f"{median['many'] / median['generate']:.2f}",
+            f"{median['first_many']:.3f}",
+        ),
+    ]
+    print("\n| | tokens/s | times generate | seconds to the first token |\n|---|---|---|---|")
+    for name, rate, ratio, first in rows:
+        print(f"| {name} | {rate:,.0f} | {ratio} | {first} |")
+    print(f"\nmany / one: {median['many'] / median['one']:.2f}")
+    print(json.dumps({"preset": arguments.preset, "quantize": arguments.quantize, **found}))
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()
