@@ -74,8 +74,8 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(hidden.device.type, enabled=False):
         supervised = (labels != IGNORED_LABEL).nonzero()[:, 0]
-        # Filled up to whole chunks with rows that weigh nothing: logits of a new size in every batch took 0.8 GiB more
-        # at `base`, since freed memory never fitted, and each new size of product takes 3 to 8 ms to make ready.
+        # Filled up to whole chunks with rows that weigh nothing: logits of a new size in every batch took 0.7 GiB more
+        # at `base`, since freed memory never fitted, and each new size of product takes 3 to 9 ms to make ready.
         count = len(supervised)
         places = F.pad(supervised, (0, -count % CHUNK_ROWS))
         chosen = labels[places].clamp_min(0).to(hidden.device, non_blocking=True)

@@ -110,7 +110,9 @@ def measure(arguments: ServingArguments) -> dict[str, list[float]]:
         )
         with running_service(folder, engine, {}) as service, front_in_a_thread(service.engine, service.options) as url:
             contest = Contest(url, folder, arguments.new_tokens)
-            found: dict[str, list[float]] = {name: [] for name in ("generate", "one", "many", "first_one", "first_many")}
+            found: dict[str, list[float]] = {
+                name: [] for name in ("generate", "one", "many", "first_one", "first_many")
+            }
             for turn in range(-1, arguments.turns):  # the first one warms up
                 generate, (one, first_one) = contest.generated(), contest.served(1)
                 many, first_many = contest.served(arguments.streams)

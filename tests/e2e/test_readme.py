@@ -3,6 +3,7 @@
 A command that is in the README and not run here fails the test, and so does a command that the Chinese README lacks.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = ("python3 -m venv", "pip install")
 MAKE = ("make ",)
+SERVES = re.compile(r"serve_openai_api|web_demo")
+"""These go on until they are stopped; commands behind them find them running."""
 
 TINY_RUN = "--max_steps 2 --batch_size 2 --max_seq_len 64 --eval_iters 1 --device cpu --dtype float32 --preset nano"
 TINY_SHAPE = " --hidden_size 32 --num_hidden_layers 1"
@@ -87,8 +90,15 @@ def tiny(command: str, folder: Path) -> str:
     if "benchmark.py" in command:
         words = "--turns 1 --seconds 0 --window 32 --micro_batch 64 --step 128 --new_tokens 2"
         return command.replace("--preset mini", "--preset nano") + f" {words}"
+    command = re.sub(r"\bout/(full_sft|from_minimind)_256", f"{out}/\\1_32", command)
+    command = command.replace("full_sft_256", "full_sft_32")
     if "chat.py" in command:
         return f"{command} --save_dir {out} --max_new_tokens 4 --device cpu"
+    if "convert_model.py" in command:
+        return f"{command} --save_dir {out}"
+    if SERVES.search(command):
+        port = "" if "serve_openai" in command else " --port 0"
+        return f"{command}{port} --save_dir {out} --slots 2 --threads 1"
     raise AssertionError(f"the README has a command that this test does not know: {command}")
 
 
@@ -109,7 +119,37 @@ def test_every_command_of_the_readme_runs(workspace):
     }
     commands = [command for command in readme_commands("README.md") if is_run_here(command)]
     assert len(commands) >= 15
+    with contextlib.ExitStack() as running:
+        run_all(commands, workspace, environment, running)
+    for name in (
+        "pretrain_32",
+        "mid_train_32",
+        "full_sft_32",
+        "my_base_32",
+        "my_chat_32",
+        "my_stream_32",
+        "my_lora_merged_32",
+        "from_minimind_32",
+        "shakespeare_32",
+        "pretrain_moe_32_moe",
+    ):
+        assert (workspace / "out" / name / "model.safetensors").is_file(), name
+    assert (workspace / "out" / "my_lora_32" / "adapter_model.safetensors").is_file()
+    assert (workspace / "out" / "full_sft_32" / "full_sft_32-q8_0.gguf").is_file()
+    assert (workspace / "out" / "report.md").is_file()
+    assert (workspace / "out" / "data_card" / "lengths.png").is_file()
+
+
+def run_all(commands, workspace, environment, running):
+    """Run commands in turn; those that serve are left running until `running` closes."""
     for command in commands:
+        if SERVES.search(command):
+            words = shlex.split(tiny(command, workspace))
+            process = subprocess.Popen(words, cwd=workspace, env=environment, stdout=subprocess.PIPE, text=True)
+            running.callback(process.wait)
+            running.callback(process.terminate)
+            assert "http" in process.stdout.readline(), command
+            continue
         done = subprocess.run(
             ["bash", "-c", tiny(command, workspace)],
             cwd=workspace,
@@ -121,19 +161,6 @@ def test_every_command_of_the_readme_runs(workspace):
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         assert "Traceback" not in done.stderr, command
-    for name in (
-        "pretrain_32",
-        "mid_train_32",
-        "full_sft_32",
-        "my_base_32",
-        "my_chat_32",
-        "my_stream_32",
-        "shakespeare_32",
-        "pretrain_moe_32_moe",
-    ):
-        assert (workspace / "out" / name / "model.safetensors").is_file(), name
-    assert (workspace / "out" / "report.md").is_file()
-    assert (workspace / "out" / "data_card" / "lengths.png").is_file()
 
 
 def test_both_readmes_have_the_same_commands():
@@ -150,7 +177,7 @@ def test_make_targets_name_commands_that_exist(target):
 
 def test_the_setup_commands_name_files_that_exist():
     setup = [command for command in readme_commands("README.md") if command.startswith("pip install")]
-    assert setup == ["pip install -r requirements.txt", "pip install -r requirements-dev.txt"]
+    assert setup == [f"pip install -r requirements{extra}.txt" for extra in ("", "-dev", "-serve")]
     assert all(
         "==" in line or ">=" in line
         for line in (ROOT / "requirements.txt").read_text().splitlines()
