@@ -71,6 +71,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(2048)  # from now on clients wait instead of being refused
     except OSError as error:
         listening.close()
         raise ValueError(f"--host {host} --port {port}: cannot listen there ({error.strerror or error})") from error
