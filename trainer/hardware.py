@@ -2,8 +2,10 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import importlib.util
+import os
 import resource
 import sys
 import time
@@ -29,6 +31,27 @@ KNOWN_GPUS = {
 PEAK_SIZE = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 PEAK_TRIALS = 5
 ENOUGH_SECONDS = 0.005
+
+
+@functools.cache
+def avoid_broken_amx() -> None:
+    """Keep oneDNN away from AMX where it would kill the process; to be called before the first matrix product.
+
+    Some virtual machines announce AMX but hide the sizes of its tiles (CPUID leaf 0x1D reads zero). oneDNN's bfloat16
+    product is an illegal instruction there, and the process ends without a message. A child tries one: 20 ms.
+    """
+    if not torch.cpu._is_amx_tile_supported() or "ONEDNN_MAX_CPU_ISA" in os.environ:
+        return
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        torch.set_num_threads(1)  # the parent's threads do not live here
+        matrix = torch.ones(64, 64, dtype=torch.bfloat16)
+        matrix @ matrix
+        os._exit(0)
+    if os.waitpid(child, 0)[1] != 0:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
+        print("this CPU announces AMX but cannot run it (a virtual machine's fault): going on without", file=sys.stderr)
 
 
 def keep_freed_memory() -> bool:

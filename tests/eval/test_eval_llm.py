@@ -20,6 +20,7 @@ from eval.stages import (
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.config import user_errors
+from trainer.weights import open_model
 
 CHAT = [message("user", "Where does Mira live?"), message("assistant", "Mira lives in Redmill.")]
 
@@ -92,7 +93,7 @@ def test_writes_losses_scores_and_replies(monkeypatch, capsys, folder, data, que
 
 
 def test_two_runs_agree(folder, tokenizer, questions, data):
-    model = eval_llm.load_model(str(folder))
+    model = open_model(folder)
     loaded = eval_llm.load_questions(questions)
     loss_data = loss_data_of([str(data)], tokenizer, window=64)
     (first, _), (second, _) = (
@@ -104,7 +105,7 @@ def test_two_runs_agree(folder, tokenizer, questions, data):
 
 
 def test_bfloat16_replies_leave_the_weights_alone(folder, tokenizer, questions):
-    model = eval_llm.load_model(str(folder))
+    model = open_model(folder)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     loaded = eval_llm.load_questions(questions)[:2]
     evaluate_stage(model, tokenizer, {}, loaded, torch.bfloat16, max_new_tokens=2)
@@ -121,7 +122,7 @@ def test_several_files_are_told_apart_and_what_holds_no_token_is_an_error(tmp_pa
     broken = write(tmp_path / "broken.jsonl", {"words": "x"})
     with pytest.raises(ValueError, match="broken.jsonl"):
         loss_data_of([str(broken)], tokenizer)
-    model = eval_llm.load_model(str(folder))
+    model = open_model(folder)
     with pytest.raises(ValueError, match="'empty' has no token to predict"):
         evaluate_losses(model, tokenizer, {"empty": []}, torch.float32, 4)
 

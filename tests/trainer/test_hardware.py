@@ -1,6 +1,8 @@
 """What the machine can do, what a token costs and what a run needs: by arithmetic."""
 
+import os
 import random
+import signal
 
 import numpy as np
 import psutil
@@ -10,6 +12,7 @@ import torch
 from tests.trainer.helpers import TINY_MOE, RandomRows, tiny_model, tiny_run, train
 from trainer.checkpoint import capture_rng
 from trainer.hardware import (
+    avoid_broken_amx,
     flops_per_token,
     hand_back_freed_memory,
     hardware_metrics,
@@ -85,3 +88,17 @@ def test_freed_memory_is_kept_and_handed_back_ever_more_seldom():
         hand_back_freed_memory(step)
         handed_back = kept - psutil.Process().memory_info().rss
         assert handed_back > 2**27 if step in (1, 2, 4, 8) else handed_back < 2**26
+
+
+@pytest.mark.parametrize(("announced", "works"), [(True, True), (True, False), (False, False)])
+def test_a_cpu_whose_amx_kills_goes_on_without(monkeypatch, capsys, announced, works):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: announced)
+    product = torch.ones if works else lambda *size, dtype: os.kill(os.getpid(), signal.SIGILL)
+    monkeypatch.setattr(torch, "ones", lambda *size, dtype: product(*size, dtype=torch.float32))
+    avoid_broken_amx.__wrapped__()
+    assert os.environ.get("ONEDNN_MAX_CPU_ISA") == ("AVX512_CORE_FP16" if announced and not works else None)
+    assert ("cannot run it" in capsys.readouterr().err) == (announced and not works)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # somebody's choice stands
+    avoid_broken_amx.__wrapped__()
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"

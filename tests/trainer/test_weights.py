@@ -102,7 +102,7 @@ def test_a_folder_of_another_shape_is_never_overwritten(tmp_path, tokenizer):
         results.check_result_folder(folder, MiniMindConfig(**(SHAPE | {"num_hidden_layers": 3})))
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds no model"):
+    with pytest.raises(ValueError, match="holds no config.json"):
         results.check_result_folder(tmp_path / "notes", MiniMindConfig(**SHAPE))
 
 
