@@ -6,6 +6,7 @@ Each is started on the loopback, behind a key that only the front knows, and is 
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import os
 import secrets
 import shutil
@@ -14,13 +15,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import torch
+from transformers import AutoConfig, GenerationConfig
 
+LLAMA_CPP_DEFAULTS = {"top_k": 0, "min_p": 0.0}
+# llama.cpp's own order filters before it applies the temperature; ours, transformers' and vLLM's do it after.
+LLAMA_CPP_FIELDS = {"samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"]}
 READY_SECONDS = 600.0  # vLLM compiles for minutes on its first start
 
 
@@ -33,12 +38,16 @@ class Engine:
         url: where it listens, without a path.
         model: the name by which it knows the model.
         key: what it wants as bearer token.
+        defaults: fields of a request that leaves them out.
+        fields: what every request says besides.
     """
 
     kind: str
     url: str
     model: str
     key: str
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +100,7 @@ def running_engine(kind: str, path: Path, name: str, load: Load) -> Iterator[Eng
     key = secrets.token_urlsafe(24)
     if kind == "llama.cpp":
         server = _start_llama_cpp(path, name, load, key)
-        yield Engine(kind, server.listening_address, name, key)
+        yield Engine(kind, server.listening_address, name, key, LLAMA_CPP_DEFAULTS, LLAMA_CPP_FIELDS)
         del server  # its end stops it
         return
     port = free_port()
@@ -99,7 +108,10 @@ def running_engine(kind: str, path: Path, name: str, load: Load) -> Iterator[Eng
     if kind == "vllm":
         engine, words = Engine(kind, url, name, key), _vllm_words(path, name, load, key, port)
     else:
-        engine = Engine(kind, url, str(path.resolve()), key)
+        # Without do_sample it takes a temperature and picks the likeliest token all the same.
+        generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path)).to_diff_dict()
+        fields = {"generation_config": json.dumps(generation | {"do_sample": True})}
+        engine = Engine(kind, url, str(path.resolve()), key, fields=fields)
         words = [_beside_python("transformers"), "serve", str(path.resolve()), "--host", "127.0.0.1", "--port", port]
     with _running_process([str(word) for word in words]) as (process, log):
         _wait_until_ready(engine, process, log)

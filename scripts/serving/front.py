@@ -23,13 +23,13 @@ from scripts.serving.requests import (
     CompletionRequest,
     RequestProblem,
     check,
+    for_transformers,
     safe_chat,
     safe_completion,
 )
 
 ENGINE_PATHS = {ChatRequest: "/v1/chat/completions", CompletionRequest: "/v1/completions"}
-# llama.cpp's own order filters before it applies the temperature; ours, transformers' and vLLM's do it after.
-LLAMA_CPP_SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,10 +184,10 @@ class _Desk:
             raise RequestProblem(400, f"the body is not JSON: {error}") from None
 
     def _for_engine(self, body: dict[str, Any]) -> dict[str, Any]:
-        result = self.options.sampling | body | {"model": self.engine.model}
-        if self.engine.kind == "llama.cpp":
-            result = {"top_k": 0, "min_p": 0.0} | result | {"samplers": LLAMA_CPP_SAMPLERS}
-        return result
+        result = self.engine.defaults | self.options.sampling | body
+        if self.engine.kind == "transformers":
+            result = for_transformers(result)
+        return result | self.engine.fields | {"model": self.engine.model}
 
     async def _ask(self, path: str, body: dict[str, Any], request: Request) -> httpx2.Response:
         """The engine's response once it has begun. Closing it, or the client's leaving, ends the generation."""
@@ -217,9 +217,13 @@ class _Relay(StreamingResponse):
         self._response, self._at_end = response, at_end
 
     async def _chunks(self, response: httpx2.Response) -> AsyncIterator[bytes]:
+        last = b""
         try:
             async for chunk in response.aiter_raw():
+                last = (last + chunk)[-len(DONE) :]
                 yield chunk
+            if last.strip() != DONE.strip():  # `transformers serve` leaves it out
+                yield DONE
         except httpx2.HTTPError as error:
             problem = RequestProblem(502, f"the engine broke off: {error}", kind="server_error")
             yield f"data: {json.dumps(problem.body())}\n\n".encode()

@@ -16,6 +16,18 @@ import pydantic
 ZERO_WIDTH_SPACE = "\u200b"
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
+# What `transformers serve` (5.x) passes over in silence; what stands here says nothing, so it may be left out.
+PASSED_OVER_BY_TRANSFORMERS = {
+    "n": (1,),
+    "logprobs": (False, 0),
+    "top_logprobs": (0,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto",),
+    "stream_options": ({"include_usage": True}, {"include_usage": False}, {}),  # it always tells the usage
+    "top_k": (0,),
+    "min_p": (0,),
+}
 
 
 class RequestProblem(Exception):
@@ -196,6 +208,18 @@ def safe_completion(request: dict[str, Any]) -> dict[str, Any]:
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], str)):
         prompt = _mapped(prompt, lambda text: unicodedata.normalize("NFC", text))
     return request | {"prompt": prompt}
+
+
+def for_transformers(request: dict[str, Any]) -> dict[str, Any]:
+    """A request as `transformers serve` gets it, without what says nothing.
+
+    Raises:
+        RequestProblem: 400 for a field that it would pass over in silence.
+    """
+    for field, harmless in PASSED_OVER_BY_TRANSFORMERS.items():
+        if field in request and request[field] not in harmless:
+            raise RequestProblem(400, f"{field}: `transformers serve` has no such thing, llama.cpp has", field=field)
+    return {field: value for field, value in request.items() if field not in PASSED_OVER_BY_TRANSFORMERS}
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

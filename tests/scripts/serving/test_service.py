@@ -1,5 +1,6 @@
 """From a model folder to an answer: the same words from our decoder and from llama.cpp behind the front."""
 
+import functools
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import httpx2
 import openai
 import pytest
 import torch
@@ -148,6 +150,28 @@ def test_engines_that_cannot_are_named(taught, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="x.gguf: not a GGUF file"):
         with running_service(gguf, EXACT, {}):
             pass
+
+
+@pytest.mark.slow
+def test_transformers_serves_and_what_it_would_pass_over_is_refused(taught):
+    arguments = EngineArguments(engine="transformers", slots=2)
+    sampling = {"temperature": 0, "max_tokens": 32}
+    with (
+        running_service(taught, arguments, sampling) as service,
+        front_in_a_thread(service.engine, service.options) as url,
+    ):
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+        ask = functools.partial(client.chat.completions.create, model=taught.name, messages=CALCULATION[:1])
+        call = ask(tools=TOOLS).choices[0].message.tool_calls[0].function
+        assert call.name == "calculate" and json.loads(call.arguments) == {"expression": "12 + 30"}
+        chunks = [*ask(stream=True, tools=TOOLS, stream_options={"include_usage": True}, n=1)]
+        assert any(chunk.usage for chunk in chunks)
+        body = {"messages": HOSTILE[:1], "stream": True}
+        assert httpx2.post(f"{url}/chat/completions", json=body, timeout=60).text.endswith("data: [DONE]\n\n")
+        assert len({ask(temperature=5, seed=seed).choices[0].message.content for seed in range(4)}) > 1
+        for field, value in {"n": 2, "logprobs": True, "response_format": {"type": "json_object"}}.items():
+            with pytest.raises(openai.BadRequestError, match=f"{field}: `transformers serve` has no such thing"):
+                ask(**{field: value})
 
 
 # ---- the command ----
