@@ -20,7 +20,7 @@ import socket
 from transformers.utils import logging
 
 from scripts.serving.sampling import SamplingArguments
-from scripts.serving.service import EngineArguments, running_service
+from scripts.serving.service import EngineArguments, leave_on_sigterm, running_service
 from trainer.config import FolderChoice, flag, parse_arguments, raise_problems, user_errors
 from trainer.weights import find_model
 
@@ -90,6 +90,7 @@ def main() -> None:
         from scripts.serving.front import build_front
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs the package {error.name}: pip install -r requirements-serve.txt") from error
+    leave_on_sigterm()
     path, key = find_model(choice), server.key()
     with listen(server.host, server.port) as listening:
         with running_service(path, engine, sampling.to_request(), key, server.max_request_bytes) as service:

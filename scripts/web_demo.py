@@ -14,6 +14,7 @@ __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors`
 import contextlib
 import dataclasses
 import os
+import threading
 
 from transformers.utils import logging
 
@@ -45,31 +46,21 @@ def main() -> None:
     os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
     try:
         from scripts.serving.page import Shelf, build_page, open_page
-        from scripts.serving.service import EngineArguments
+        from scripts.serving.service import EngineArguments, leave_on_sigterm
     except ModuleNotFoundError as error:
         raise ValueError(f"the page needs the package {error.name}: pip install -r requirements-serve.txt") from error
     groups = (FolderChoice, EngineArguments, SamplingArguments, PageArguments)
     defaults = {"slots": 4}
     choice, engine, sampling, page = parse_arguments(*groups, description=__doc__.split("\n")[0], defaults=defaults)
     raise_problems([*engine.problems(), *sampling.problems(), *page.problems()])
+    leave_on_sigterm()
     with contextlib.closing(Shelf(engine, page.url, page.api_key)) as shelf:
         if page.url is None:
             shelf.put(find_model(choice), choice.save_dir)
         first = shelf.open(shelf.names[0])  # a mistake shows now, not in the browser
         url = open_page(build_page(shelf, sampling), page.host, page.port)
         print(f"{first.name}: {url}  (Ctrl-C ends it)", flush=True)
-        wait_for_the_end()
-
-
-def wait_for_the_end() -> None:
-    """Sleep until Ctrl-C or SIGTERM."""
-    import signal
-    import threading
-
-    end = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: end.set())
-    with contextlib.suppress(KeyboardInterrupt):
-        end.wait()
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -81,6 +83,11 @@ def running_service(
         yield Service(
             engine, FrontOptions(name, api_key, arguments.slots, max_request_bytes, sampling, broken, context)
         )
+
+
+def leave_on_sigterm() -> None:
+    """Let SIGTERM end this process by SystemExit, on whose way out engines of their own processes are stopped."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def describe(path: Path) -> tuple[int, list[str]]:

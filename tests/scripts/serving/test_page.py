@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -28,7 +29,7 @@ def url(taught):
     line = process.stdout.readline()
     yield next(word for word in line.split() if word.startswith("http"))
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(20) == 128 + signal.SIGTERM
 
 
 @pytest.fixture(scope="module")

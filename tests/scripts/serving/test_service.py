@@ -10,6 +10,7 @@ import time
 
 import httpx2
 import openai
+import psutil
 import pytest
 import torch
 
@@ -203,8 +204,18 @@ def test_the_command_serves_and_stops_on_a_signal(taught):
         started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         _, error = server.process.communicate(timeout=30)
-        assert server.process.returncode in (0, -signal.SIGTERM, 143) and "Traceback" not in error
+        assert server.process.returncode == 128 + signal.SIGTERM and "Traceback" not in error
         assert time.monotonic() - started < 10
+
+
+@pytest.mark.slow
+def test_an_engine_of_its_own_process_ends_with_the_server(taught):
+    with Server("--model_path", taught, "--engine", "transformers") as server:
+        engines = psutil.Process(server.process.pid).children(recursive=True)
+        assert any("serve" in engine.cmdline() for engine in engines)
+        server.process.terminate()
+        assert server.process.wait(30) == 128 + signal.SIGTERM
+        assert psutil.wait_procs(engines, timeout=5)[1] == []
 
 
 def test_other_addresses_want_a_key(taught):
