@@ -38,7 +38,7 @@ from scripts.benchmarking.profiling import profile_training
 from scripts.benchmarking.turns import Contestant, Lap, Runner, alternate, median_and_spread, runners
 from trainer.config import flag, parse_arguments, user_errors
 from trainer.data import BUILTIN_FOLDER
-from trainer.hardware import avoid_broken_amx, matmul_peak
+from trainer.hardware import has_working_amx, matmul_peak
 
 # With it the largest of eight experts has 0.5 to 0.65 of a layer's rows after 30 steps; an even share would be 0.25.
 BALANCE = ("--router_aux_loss_coef", "1e-2")
@@ -258,7 +258,7 @@ def main() -> None:
         raise ValueError(f"--settling_steps {options.settling_steps} must not be below 0")
     if options.measure == "loss" and options.padded_steps % options.turns:
         raise ValueError(f"--turns {options.turns} must divide --padded_steps {options.padded_steps}")
-    avoid_broken_amx()
+    has_working_amx()
     with tempfile.TemporaryDirectory() as folder:
         if options.measure != "decoding":
             make_task(options, folder).model_and_data()  # a user's mistake shows here rather than in a contestant

@@ -13,12 +13,12 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
 
-from trainer.hardware import avoid_broken_amx  # noqa: E402
+from trainer.hardware import has_working_amx  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 
 torch.set_num_threads(1)
-avoid_broken_amx()
+has_working_amx()
 # The same cases every time, and as many as the environment asks for: HYPOTHESIS_PROFILE=thorough for 5,000.
 for name, examples in (("default", 500), ("thorough", 5000)):
     hypothesis.settings.register_profile(name, max_examples=examples, deadline=None, derandomize=True, database=None)

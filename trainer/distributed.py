@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model.model_minimind import MiniMindForCausalLM
 from model.moe import Router
-from trainer.hardware import avoid_broken_amx
+from trainer.hardware import has_working_amx
 from trainer.precision import Precision
 
 # A rank may tokenise for a while before the others hear from it; a real hang is still noticed.
@@ -151,7 +151,7 @@ def _is_alive(process: int) -> bool:
 
 def choose_device(device: str, local_rank: int = 0) -> torch.device:
     """The torch device that `--device` means on this machine; see `init_distributed_mode`."""
-    avoid_broken_amx()
+    has_working_amx()  # before any product
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank)

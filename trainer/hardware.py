@@ -34,14 +34,17 @@ ENOUGH_SECONDS = 0.005
 
 
 @functools.cache
-def avoid_broken_amx() -> None:
-    """Keep oneDNN away from AMX where it would kill the process; to be called before the first matrix product.
+def has_working_amx() -> bool:
+    """Whether a CPU can multiply bfloat16 by AMX; to be asked before the first matrix product.
 
     Some virtual machines announce AMX but hide the sizes of its tiles (CPUID leaf 0x1D reads zero). oneDNN's bfloat16
-    product is an illegal instruction there, and the process ends without a message. A child tries one: 20 ms.
+    product is an illegal instruction there, and the process ends without a message. So a child tries one, in 20 ms, and
+    where it dies oneDNN is told to do without.
     """
-    if not torch.cpu._is_amx_tile_supported() or "ONEDNN_MAX_CPU_ISA" in os.environ:
-        return
+    if not torch.cpu._is_amx_tile_supported():
+        return False
+    if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):
+        return "AMX" in limit.upper() or limit.upper() in ("ALL", "DEFAULT")
     child = os.fork()
     if child == 0:
         faulthandler.disable()
@@ -49,9 +52,11 @@ def avoid_broken_amx() -> None:
         matrix = torch.ones(64, 64, dtype=torch.bfloat16)
         matrix @ matrix
         os._exit(0)
-    if os.waitpid(child, 0)[1] != 0:
+    works = os.waitpid(child, 0)[1] == 0
+    if not works:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
         print("this CPU announces AMX but cannot run it (a virtual machine's fault): going on without", file=sys.stderr)
+    return works
 
 
 def keep_freed_memory() -> bool:

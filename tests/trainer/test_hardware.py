@@ -12,10 +12,10 @@ import torch
 from tests.trainer.helpers import TINY_MOE, RandomRows, tiny_model, tiny_run, train
 from trainer.checkpoint import capture_rng
 from trainer.hardware import (
-    avoid_broken_amx,
     flops_per_token,
     hand_back_freed_memory,
     hardware_metrics,
+    has_working_amx,
     keep_freed_memory,
     matmul_peak,
     peak_memory_gib,
@@ -96,9 +96,11 @@ def test_a_cpu_whose_amx_kills_goes_on_without(monkeypatch, capsys, announced, w
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: announced)
     product = torch.ones if works else lambda *size, dtype: os.kill(os.getpid(), signal.SIGILL)
     monkeypatch.setattr(torch, "ones", lambda *size, dtype: product(*size, dtype=torch.float32))
-    avoid_broken_amx.__wrapped__()
+    assert has_working_amx.__wrapped__() == (announced and works)
     assert os.environ.get("ONEDNN_MAX_CPU_ISA") == ("AVX512_CORE_FP16" if announced and not works else None)
     assert ("cannot run it" in capsys.readouterr().err) == (announced and not works)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # somebody's choice stands
-    avoid_broken_amx.__wrapped__()
+    assert not has_working_amx.__wrapped__()
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
+    assert has_working_amx.__wrapped__() == announced
