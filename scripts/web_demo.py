@@ -19,6 +19,7 @@ import threading
 from transformers.utils import logging
 
 from scripts.serving.sampling import SamplingArguments
+from scripts.serving.service import EngineArguments, leave_on_sigterm
 from trainer.config import FolderChoice, flag, parse_arguments, raise_problems, user_errors
 from trainer.weights import find_model
 
@@ -42,17 +43,16 @@ class PageArguments:
 def main() -> None:
     """Entry point."""
     logging.disable_progress_bar()
-    # Before gradio is imported: it would look up two hosts otherwise.
-    os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    try:
-        from scripts.serving.page import Shelf, build_page, open_page
-        from scripts.serving.service import EngineArguments, leave_on_sigterm
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the page needs the package {error.name}: pip install -r requirements-serve.txt") from error
     groups = (FolderChoice, EngineArguments, SamplingArguments, PageArguments)
     defaults = {"slots": 4}
     choice, engine, sampling, page = parse_arguments(*groups, description=__doc__.split("\n")[0], defaults=defaults)
     raise_problems([*engine.problems(), *sampling.problems(), *page.problems()])
+    # Before gradio is imported: it would look up two hosts otherwise.
+    os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    try:
+        from scripts.serving.page import Shelf, build_page, open_page
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the page needs the package {error.name}: pip install -r requirements-serve.txt") from error
     leave_on_sigterm()
     with contextlib.closing(Shelf(engine, page.url, page.api_key)) as shelf:
         if page.url is None:
