@@ -54,6 +54,7 @@ def test_all_stages_on_two_ranks_from_a_foreign_folder(tmp_path):
         "trainer/train_pretrain.py": ["--data_path", "my_text.jsonl", "--preset", "nano", *TINY_SHAPE.split()],
         "scripts/mid_train.py": ["--data_path", "my_text.jsonl:0.5", "my_chats.jsonl:0.5"],
         "trainer/train_full_sft.py": ["--data_path", "my_chats.jsonl"],
+        "trainer/train_lora.py": ["--data_path", "my_chats.jsonl"],
     }
     for script, words in stages.items():
         printed = run([*torchrun, str(ROOT / script), *folders, *tiny, *words], tmp_path)
@@ -62,6 +63,7 @@ def test_all_stages_on_two_ranks_from_a_foreign_folder(tmp_path):
     for name in ("pretrain_32", "mid_train_32", "full_sft_32"):
         assert (tmp_path / "out" / name / "model.safetensors").is_file()
         assert (tmp_path / "out" / name / "README.md").read_text().startswith("---")
+    assert (tmp_path / "out" / "lora_32" / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from model.model_minimind import load_model
 from tests.model.helpers import packed_rows, random_tokens, tiny_model
+from tests.trainer import helpers
+from tests.trainer.helpers import TINY_MOE, RandomRows, close, logged, run_ranks, tiny_run, train
 from trainer import lora, weights
 from trainer.config import FolderChoice
 from trainer.lora import LoraArguments, add_adapter, merged, open_merged, save_adapter
@@ -82,6 +84,23 @@ def test_only_the_adapter_is_trained_also_in_packed_rows(use_moe):
     for name, tensor in model.state_dict().items():
         if "lora_" not in name:
             assert torch.equal(tensor, before[name.replace(".base_layer", "")])
+
+
+def train_an_adapter(world, folder, overrides, rows_a_rank):
+    torch.manual_seed(0)
+    model = helpers.tiny_model(**overrides)
+    add_adapter(model, LoraArguments(lora_rank=2))
+    flags = ["--batch_size", rows_a_rank, "--learning_rate", 0.003, "--parallel", "ddp"]
+    train(tiny_run(folder, RandomRows(75), world, model, flags=flags))
+
+
+@pytest.mark.parametrize("overrides", [{}, TINY_MOE], ids=["dense", "moe"])
+def test_two_ranks_train_an_adapter_as_one_does(tmp_path, overrides):
+    train_an_adapter(None, tmp_path / "one", overrides, 8)
+    run_ranks(train_an_adapter, tmp_path, tmp_path / "two", overrides, 4)
+    for name, tolerance in {"loss": 1e-6, "gradient_norm": 1e-4}.items():
+        one, two = (logged(tiny_run(tmp_path / ranks, RandomRows(75), None), name) for ranks in ("one", "two"))
+        assert len(one) == 10 and close(one, two, tolerance), name
 
 
 def flags(folder, *more):
