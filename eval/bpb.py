@@ -5,13 +5,15 @@ instead of in tokens, so models with different tokenizers can be compared: bpb =
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from itertools import islice
 
 import torch
 
 from dataset.lm_dataset import IGNORED_LABEL
+from dataset.text_statistics import byte_weights
+from dataset.token_bytes import token_contents
 
 
 @dataclass
@@ -85,7 +87,6 @@ def sum_losses(token_losses: torch.Tensor, labels: torch.Tensor, token_bytes: to
     )
 
 
-@torch.no_grad()
 def evaluate_bpb(model, loader: Iterable[dict], steps: int | None, token_bytes: torch.Tensor) -> LossSums:
     """Sums of the losses of `model` over the first `steps` batches of `loader` (all of them when None).
 
@@ -93,16 +94,53 @@ def evaluate_bpb(model, loader: Iterable[dict], steps: int | None, token_bytes: 
     and nothing is said about precision: the caller sums over ranks and opens the autocast context that it trains with.
     The model's training mode is restored, also after an error.
     """
+    return sum(evaluate_bpb_by(None, model, loader, steps, token_bytes).values(), LossSums())
+
+
+@torch.no_grad()
+def evaluate_bpb_by(
+    group_of: Callable[[dict[str, torch.Tensor]], torch.Tensor] | None,
+    model,
+    loader: Iterable[dict],
+    steps: int | None,
+    token_bytes: torch.Tensor,
+) -> dict[int, LossSums]:
+    """`evaluate_bpb` apart for each group of tokens; `group_of` gives the group of each token of a batch, (B, T)."""
     device = next(model.parameters()).device
     token_bytes = token_bytes.to(device)
     was_training = model.training
     model.eval()
-    total = LossSums()
+    totals: dict[int, LossSums] = {}
     try:
         for batch in islice(loader, steps):
             inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-            output = model(**inputs, return_token_losses=True)
-            total = total + sum_losses(output.token_losses, inputs["labels"], token_bytes)
+            losses, labels = model(**inputs, return_token_losses=True).token_losses, inputs["labels"]
+            groups = torch.zeros_like(labels) if group_of is None else group_of(batch).to(device)
+            for group in groups.unique().tolist():
+                of_group = labels.where(groups == group, IGNORED_LABEL)
+                sums = sum_losses(losses, of_group, token_bytes)
+                totals[group] = totals.get(group, LossSums()) + sums
     finally:
         model.train(was_training)
-    return total
+    return totals
+
+
+def languages_of_documents(tokenizer) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+    """A function that gives each token of a batch the language that most of its document is in.
+
+    It is a number in `dataset.text_statistics.LANGUAGES`; a document is what shares a row and a `document_ids`.
+    """
+    contents = token_contents(tokenizer)
+    weights = torch.tensor([byte_weights(content)[1:].tolist() for content in contents], dtype=torch.float64)
+
+    def group_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        ids = batch["input_ids"]
+        documents = batch.get("document_ids", torch.ones_like(ids))
+        most = int(documents.max()) + 1
+        keys = (documents + most * torch.arange(len(ids))[:, None]).flatten()
+        # ids of padding beyond the vocabulary do not occur: a batch is padded with 0
+        sums = torch.zeros(most * len(ids), weights.shape[1], dtype=torch.float64)
+        sums.index_add_(0, keys, weights[ids.flatten()])
+        return sums.argmax(1)[keys].view_as(ids)
+
+    return group_of

@@ -21,8 +21,10 @@ from rich.table import Table
 from transformers.utils import logging
 
 from dataset.builtin.store import ensure_builtin_corpus
+from eval.comparison import compare, verdicts_of
 from eval.questions import Question, limit_questions, load_questions
 from eval.stages import (
+    WINDOW,
     builtin_loss_data,
     command_line,
     evaluate_stage,
@@ -32,6 +34,7 @@ from eval.stages import (
     write_evaluation,
 )
 from eval.tasks import TaskReport
+from eval.windows import SlidingWindows
 from model.model_minimind import count_parameters
 from trainer.config import ModelChoice, flag, parse_arguments, user_errors
 from trainer.data import BUILTIN_FOLDER
@@ -55,6 +58,8 @@ class EvaluationArguments:
     max_batches: int = flag(0, "batches of validation rows for each loss; 0: all")
     max_new_tokens: int = flag(0, "longest reply; 0: three times the longest right one of the family, and some")
     batch_size: int = flag(128, "questions answered together")
+    stride: int = flag(0, "slide windows of 512 tokens over long documents by so many; 0: packed rows, as in training")
+    compare_with: str | None = flag(None, "folder of another evaluated model: differences on the same questions")
     strict: Literal[0, 1] = flag(0, "1: any unusable row of --data_path is an error")
     samples: int = flag(6, "replies printed")
     seed: int = flag(0, "seed of the sampler (which is greedy)")
@@ -64,6 +69,8 @@ class EvaluationArguments:
         for name in ("max_questions", "max_batches", "max_new_tokens", "samples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} {getattr(self, name)} must not be negative; 0 means no limit")
+        if not 0 <= self.stride <= WINDOW:
+            raise ValueError(f"--stride {self.stride} must lie in 0 to {WINDOW}, the window's tokens")
         if self.batch_size < 1:
             raise ValueError(f"--batch_size {self.batch_size} must be at least 1")
 
@@ -71,6 +78,8 @@ class EvaluationArguments:
 def evaluate(choice: ModelChoice, arguments: EvaluationArguments) -> tuple[Path, dict[str, Any], TaskReport | None]:
     """Evaluate what the flags name; returns the model's folder, what goes into eval.json, and the replies."""
     arguments.validate()
+    if arguments.compare_with:
+        verdicts_of(Path(arguments.compare_with))  # a mistake shows now
     questions_path = Path(arguments.questions or ensure_builtin_corpus(BUILTIN_FOLDER)[f"eval.{arguments.split}"])
     questions = limit_questions(load_questions(questions_path), arguments.max_questions or None)
     folder = find_folder(choice)
@@ -85,6 +94,8 @@ def evaluate(choice: ModelChoice, arguments: EvaluationArguments) -> tuple[Path,
         loss_data = builtin_loss_data(BUILTIN_FOLDER, tokenizer)
     else:
         loss_data = loss_data_of(arguments.data_path, tokenizer, strict=bool(arguments.strict))
+    if arguments.stride:
+        loss_data = {name: SlidingWindows(data, WINDOW, arguments.stride) for name, data in loss_data.items()}
     result, report = evaluate_stage(
         model, tokenizer, loss_data, questions, precision.dtype, arguments.batch_size,
         arguments.max_new_tokens or None, arguments.max_batches or None, arguments.seed,
@@ -105,6 +116,7 @@ def describe(
             "fingerprint": questions_fingerprint(questions),
         },
         "data": arguments.data_path or "the embedded validation rows",
+        "stride": arguments.stride,
         "device": choice.device,
     }
 
@@ -113,9 +125,11 @@ def print_evaluation(result: dict[str, Any], report: TaskReport | None, num_samp
     """The losses, the scores by family, tools and turns, and some replies, as tables."""
     losses = Table("validation", "loss", "perplexity", "bits per byte", "tokens", "bytes", title="Losses")
     for name, sums in result["losses"].items():
-        values = [sums[key] for key in ("loss", "perplexity", "bits_per_byte")]
-        figures = ["-" if value is None else f"{value:.4f}" for value in values]
-        losses.add_row(name, *figures, f"{sums['tokens']:,}", f"{sums['bytes']:,}")
+        languages = sums["languages"] if len(sums["languages"]) > 1 else {}
+        for label, part in [(name, sums), *((f"  {language}", part) for language, part in languages.items())]:
+            values = [part[key] for key in ("loss", "perplexity", "bits_per_byte")]
+            figures = ["-" if value is None else f"{value:.4f}" for value in values]
+            losses.add_row(label, *figures, f"{part['tokens']:,}", f"{part['bytes']:,}")
     console.print(losses)
     if report is None:
         return
@@ -127,7 +141,15 @@ def print_evaluation(result: dict[str, Any], report: TaskReport | None, num_samp
             f"{tools.right_name / tools.total:.1%}, right arguments {tools.right_arguments / tools.total:.1%}, right "
             f"final answer {tools.right_final_answer / tools.total:.1%}"
         )
+    for score in report.families:
+        if score.right_by_bytes is not None:
+            console.print(
+                f"{score.family}, {score.language}: right by log-likelihood {score.right / score.total:.1%}, "
+                f"per character {score.right_by_characters / score.total:.1%}, "
+                f"per byte {score.right_by_bytes / score.total:.1%}"
+            )
     console.print(f"turns that the model ended itself: {report.turn_ending_rate:.2%}")
+    console.print(f"sequences of four words that repeat earlier ones of the same reply: {report.repetition_rate:.2%}")
     console.print(
         f"{len(report.answered):,} questions in {report.seconds:.0f} s, with the losses {result['seconds']:.0f} s"
     )
@@ -135,6 +157,21 @@ def print_evaluation(result: dict[str, Any], report: TaskReport | None, num_samp
         verdict = "right" if sample["right"] else f"wrong, expected {sample['expected']!r}"
         line = f"  {sample['family']} | {sample['prompt']} -> {sample['reply']!r} ({verdict})"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_comparison(other: Path, report: TaskReport) -> str:
+    """How the evaluated model differs from another one on the same questions."""
+    found = compare(verdicts_of(other), {item.question.id: item.right for item in report.answered})
+    if not found.shared:
+        return f"beside {other.name}: no question in common"
+    sure = "more than chance" if found.p_value < 0.05 else "may be chance"
+    change = f"{found.difference:+.1%} [{found.interval.low:+.1%} to {found.interval.high:+.1%}]"
+    return (
+        f"beside {other.name}, {found.shared:,} questions: {found.only_second:,} newly right, "
+        f"{found.only_first:,} newly wrong, {change}, {sure} (McNemar's exact test, p = {found.p_value:.2g})"
+        + f"; {found.missing:,} not shared"
+        * bool(found.missing)
+    )
 
 
 def scores_table(report: TaskReport) -> Table:
@@ -166,6 +203,8 @@ def main() -> None:
     choice, arguments = parse_arguments(ModelChoice, EvaluationArguments, description=description)
     folder, result, report = evaluate(choice, arguments)
     print_evaluation(result, report, arguments.samples, Console(width=None if sys.stdout.isatty() else 120))
+    if arguments.compare_with and report is not None:
+        print(describe_comparison(Path(arguments.compare_with), report))
     print(f"saved {write_evaluation(folder, result, report)}")
 
 

@@ -1,8 +1,10 @@
 """The report as markdown, from the records of finished runs: totals first, then stage by stage, then details."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+from eval.comparison import compare, verdicts_of
 from eval.curves import format_tokens, merge_languages
 from eval.questions import wilson_interval
 from eval.records import RunRecord
@@ -17,7 +19,7 @@ def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
 
     Args:
         records: the runs, in order; see `eval.records.find_records`.
-        pictures: file names of "curves" and "scores", as far as they were drawn.
+        pictures: file names of "curves", "scores" and "experts", as far as they were drawn.
     """
     sections = [_totals(records), _stages(records)]
     if "curves" in pictures:
@@ -28,7 +30,13 @@ def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
         )
     scored = [record for record in records if record.family_scores]
     if scored:
-        sections += [_scores(scored, pictures), _tools(scored), _samples(scored)]
+        sections += [_scores(scored, pictures), _differences(scored), _tools(scored), _samples(scored)]
+    if "experts" in pictures:
+        sections.append(
+            f"## Experts\n\n![Load of each expert]({pictures['experts']})\n\n"
+            "How many tokens each expert of each layer gets, as a multiple of an even share. Red ones are busy, blue "
+            "ones idle; the balance loss keeps them near 1."
+        )
     sections += [_data(records), _environment(records), _commands(records)]
     return "\n\n".join(["# How the training went", *(section for section in sections if section)]) + "\n"
 
@@ -178,6 +186,33 @@ def _scores(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
     return "\n\n".join(text)
 
 
+def _differences(records: Sequence[RunRecord]) -> str:
+    """Each run beside the one before it on the same questions: more than chance, or not."""
+    rows = []
+    for before, after in pairwise(records):
+        try:
+            found = compare(verdicts_of(before.folder), verdicts_of(after.folder))
+        except ValueError:  # an evaluation that left no replies
+            continue
+        low, high = found.interval.low, found.interval.high
+        rows.append([
+            f"{before.name} → {after.name}",
+            f"{found.shared:,}",
+            f"{found.only_second:,}",
+            f"{found.only_first:,}",
+            f"{100 * found.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
+            f"{found.p_value:.2g}",
+        ])  # fmt: skip
+    if not rows:
+        return ""
+    header = ["", "questions", "newly right", "newly wrong", "difference in per cent", "p"]
+    return (
+        "## What each stage changed\n\nThe same questions before and after, with the 95 % interval of the difference "
+        "and McNemar's exact test: *p* is how often models that do not differ would differ so much by chance.\n\n"
+        + table(header, rows)
+    )
+
+
 def _tools(records: Sequence[RunRecord]) -> str:
     rows = []
     for record in records:
@@ -188,13 +223,22 @@ def _tools(records: Sequence[RunRecord]) -> str:
             [record.name]
             + [_percent(tools[name], tools["total"]) for name in steps]
             + [_percent(scores["turns_ended"], scores["turns"])]
+            + [f"{100 * scores['repetition_rate']:.1f} %" if "repetition_rate" in scores else "-"]
         )
     total = records[-1].evaluation["scores"]["tools"]["total"]
-    header = ["stage", "well-formed", "right tool", "right arguments", "right final answer", "turns ended"]
+    header = [
+        "stage",
+        "well-formed",
+        "right tool",
+        "right arguments",
+        "right final answer",
+        "turns ended",
+        "repetition",
+    ]
     return (
         "## Tool calls and turns\n\n"
-        f"Of {total:,} questions that need a tool; and the share of all turns that the model ended itself.\n\n"
-        + table(header, rows)
+        f"Of {total:,} questions that need a tool; the share of all turns that the model ended itself; "
+        "and of sequences of four words in a reply, the share that it had said before.\n\n" + table(header, rows)
     )
 
 

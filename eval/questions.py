@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dataset.formats import normalise_messages
+from eval.forms import check_form, describe_form
 
-CHECKS = ("exact", "number", "tool_call")
+CHECKS = ("exact", "number", "tool_call", "choice", "form")
 
 CLOSING_MARKS = ".!?…。．！？"
 
@@ -43,6 +44,10 @@ class Question:
     check: str = "exact"
     tool_call: dict[str, Any] | None = None
     free_arithmetic: bool = False
+    choices: tuple[str, ...] = ()
+    prompt: str | None = None
+    """Of a multiple choice without a chat template: the text before the choices, the space between included."""
+    form: dict[str, Any] | None = None
 
 
 def load_questions(path: str | Path) -> list[Question]:
@@ -50,7 +55,9 @@ def load_questions(path: str | Path) -> list[Question]:
 
     A row needs `conversations` (messages that end with a user's or a tool's) and `answers` (accepted replies). It may
     have `id`, `family`, `language`, `check` (exact, number or tool_call), `tool_call` ({"name", "arguments"}, for the
-    check of that name) and `free_arithmetic`.
+    check of that name) and `free_arithmetic`. Instead of `answers` it may have `choices` and `answer`, the right one's
+    number from 0, which are weighed rather than asked; then a text, `prompt`, may stand for the conversation, with
+    `delimiter` (a space) behind it. Or `form`, rules that the reply has to follow, see `eval.forms`.
 
     Raises:
         ValueError: no such file, nothing in it, or unusable rows; the message names the file and the first few lines.
@@ -104,16 +111,20 @@ def _parse_question(line: str, default_id: str) -> Question:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, found {type(row).__name__}")
-    messages, answers, check = row.get("conversations"), row.get("answers"), row.get("check", "exact")
-    if not isinstance(messages, list):
-        raise ValueError('conversations must be a list of {"role", "content"} messages')
-    messages, tools = normalise_messages(messages)
-    if messages[-1]["role"] not in ("user", "tool"):
-        raise ValueError(f"the last message must be a user's or a tool's, not the {messages[-1]['role']}'s")
-    if not isinstance(answers, list) or not answers or not all(isinstance(text, str) and text for text in answers):
-        raise ValueError("answers must be a list of one or more texts")
+    messages, tools, prompt = _parse_asking(row)
+    check = row.get("check") or ("choice" if "choices" in row else "form" if "form" in row else "exact")
     if check not in CHECKS:
         raise ValueError(f"check {check!r} is unknown; use {', '.join(CHECKS)}")
+    if prompt is not None and check != "choice":
+        raise ValueError("prompt is for rows with choices; others need conversations")
+    choices = _parse_choices(row) if check == "choice" else ()
+    if check == "form":
+        check_form(row.get("form"))
+        answers = [describe_form(row["form"])]
+    else:
+        answers = [choices[row["answer"]]] if choices else row.get("answers")
+    if not isinstance(answers, list) or not answers or not all(isinstance(text, str) and text for text in answers):
+        raise ValueError("answers must be a list of one or more texts")
     if check == "number" and not any(only_number(text) is not None for text in answers):
         raise ValueError(f"check number needs an answer with exactly one number, found {answers[0]!r}")
     call = row.get("tool_call")
@@ -129,7 +140,34 @@ def _parse_question(line: str, default_id: str) -> Question:
         check=check,
         tool_call=call,
         free_arithmetic=bool(row.get("free_arithmetic", False)),
+        choices=choices,
+        prompt=prompt,
+        form=row["form"] if check == "form" else None,
     )
+
+
+def _parse_asking(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, str | None]:
+    """(messages, tools, text in their place or None) of a row."""
+    prompt, delimiter = row.get("prompt"), row.get("delimiter", " ")
+    if prompt is not None and "conversations" not in row:
+        if not isinstance(prompt, str) or not isinstance(delimiter, str):
+            raise ValueError("prompt and delimiter must be texts")
+        return [{"role": "user", "content": prompt}], None, prompt + delimiter
+    if not isinstance(row.get("conversations"), list):
+        raise ValueError('conversations must be a list of {"role", "content"} messages')
+    messages, tools = normalise_messages(row["conversations"])
+    if messages[-1]["role"] not in ("user", "tool"):
+        raise ValueError(f"the last message must be a user's or a tool's, not the {messages[-1]['role']}'s")
+    return messages, tools, None
+
+
+def _parse_choices(row: dict[str, Any]) -> tuple[str, ...]:
+    choices, answer = row.get("choices"), row.get("answer")
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(text, str) and text for text in choices):
+        raise ValueError("choices must be a list of two or more texts")
+    if type(answer) is not int or not 0 <= answer < len(choices):
+        raise ValueError(f"answer {answer!r} must be the number of the right choice, 0 to {len(choices) - 1}")
+    return tuple(choices)
 
 
 def _is_call(call: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Write the report of finished runs: out/report.md and its pictures, evaluating first what was not evaluated yet.
+"""Write the report of finished runs: out/report.md and report.html, evaluating first what was not evaluated yet.
 
 Examples:
     python eval/report.py
@@ -20,11 +20,13 @@ from transformers.utils import logging
 
 from dataset.builtin.store import ensure_builtin_corpus
 from eval.curves import draw_curves, draw_scores
+from eval.experts import draw_experts
 from eval.page import build_page
 from eval.questions import Question, limit_questions, load_questions
 from eval.records import RunRecord, find_records
 from eval.stages import builtin_loss_data, command_line, evaluate_stage, questions_fingerprint, write_evaluation
 from model.model_minimind import load_model
+from eval.web_page import to_html
 from trainer.config import ROOT, flag, parse_arguments, user_errors
 from trainer.data import BUILTIN_FOLDER
 from trainer.distributed import choose_device
@@ -100,7 +102,7 @@ def comparable_scores(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:
-    """Draw the pictures and write report.md; returns its path.
+    """Draw the pictures and write report.md, and report.html, which has them inside; returns the path of the first.
 
     Raises:
         ValueError: the folder cannot be written to.
@@ -114,10 +116,14 @@ def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:
         if comparable := comparable_scores(records):
             pictures["scores"] = "report_scores.png"
             draw_scores(comparable, out_dir / pictures["scores"])
+        if draw_experts(records, out_dir / "report_experts.png"):
+            pictures["experts"] = "report_experts.png"
         for record in records:
             if record not in comparable:
                 record.evaluation = None
-        page.write_text(build_page(records, pictures), encoding="utf-8")
+        text = build_page(records, pictures)
+        page.write_text(text, encoding="utf-8")
+        page.with_suffix(".html").write_text(to_html(text, out_dir), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{page}: the report could not be written: {error}") from error
     return page
@@ -133,7 +139,8 @@ def main() -> None:
     records = find_records(out_dir, arguments.runs)
     print(f"runs: {', '.join(record.name for record in records)}", flush=True)
     evaluate_records(records, arguments)
-    print(f"wrote {write_report(records, out_dir)}")
+    page = write_report(records, out_dir)
+    print(f"wrote {page} and {page.with_suffix('.html').name}")
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dataset.builtin.store import ensure_builtin_corpus
-from dataset.token_bytes import token_byte_lengths
 from dataset.formats import row_kind
 from dataset.lm_dataset import MixtureDataset, collate_rows
 from dataset.sources import RowReader, parse_sources
-from eval.bpb import evaluate_bpb
+from dataset.text_statistics import LANGUAGES
+from dataset.token_bytes import token_byte_lengths
+from eval.bpb import LossSums, evaluate_bpb_by, languages_of_documents
 from eval.questions import Question
 from eval.tasks import TaskReport, score_questions
 
@@ -36,7 +37,7 @@ WINDOW = 512
 ROWS_LOOKED_AT = 1000
 
 
-def builtin_loss_data(folder: str | Path, tokenizer, window: int = WINDOW) -> dict[str, Dataset]:
+def builtin_loss_data(folder: str | Path, tokenizer, window: int = WINDOW) -> dict[str, MixtureDataset]:
     """The embedded validation rows: "text", and "chat" with a loss on what the assistant says."""
     paths = ensure_builtin_corpus(folder)
     return {
@@ -45,13 +46,15 @@ def builtin_loss_data(folder: str | Path, tokenizer, window: int = WINDOW) -> di
     }
 
 
-def loss_data_of(paths: Sequence[str], tokenizer, window: int = WINDOW, strict: bool = False) -> dict[str, Dataset]:
+def loss_data_of(
+    paths: Sequence[str], tokenizer, window: int = WINDOW, strict: bool = False
+) -> dict[str, MixtureDataset]:
     """A user's validation rows by what they are, "text" and "chat"; by file too where there are several.
 
     Raises:
         ValueError: a file that cannot be read or used.
     """
-    data: dict[str, Dataset] = {}
+    data: dict[str, MixtureDataset] = {}
     for source in parse_sources(paths):
         kinds = set()
         for row in islice(RowReader(source.path, say=None), ROWS_LOOKED_AT):
@@ -68,23 +71,31 @@ def loss_data_of(paths: Sequence[str], tokenizer, window: int = WINDOW, strict: 
 def evaluate_losses(
     model, tokenizer, data: Mapping[str, Dataset], dtype: torch.dtype, batch_size: int, max_batches: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """Loss, perplexity and bits per byte on each set, under autocast in `dtype` (none for float32).
+    """Loss, perplexity and bits per byte on each set and, in `languages`, on its documents of each language.
+
+    Computed under autocast in `dtype` (none for float32).
 
     Raises:
         ValueError: a set has no token to predict.
     """
-    token_bytes = token_byte_lengths(tokenizer)
+    token_bytes, group_of = token_byte_lengths(tokenizer), languages_of_documents(tokenizer)
     device = next(model.parameters()).device
     results = {}
     for name, rows in data.items():
         loader = DataLoader(rows, batch_size=batch_size, collate_fn=collate_rows)
         precision = contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
         with precision:
-            sums = evaluate_bpb(model, loader, max_batches, token_bytes)
+            by_language = evaluate_bpb_by(group_of, model, loader, max_batches, token_bytes)
+        sums = sum(by_language.values(), LossSums())
         if not sums.tokens:
             raise ValueError(f"the validation data {name!r} has no token to predict")
-        results[name] = {key: value if math.isfinite(value) else None for key, value in sums.to_dict().items()}
+        languages = {LANGUAGES[number]: _finite(sums) for number, sums in sorted(by_language.items()) if sums.tokens}
+        results[name] = _finite(sums) | {"languages": languages}
     return results
+
+
+def _finite(sums: LossSums) -> dict[str, float | None]:
+    return {key: value if math.isfinite(value) else None for key, value in sums.to_dict().items()}
 
 
 def evaluate_stage(

@@ -16,21 +16,30 @@ import torch
 from dataset.chat import chat_renderer
 from dataset.formats import parse_reply
 from dataset.tools import run_tool
+from eval.choices import Continuation, Picks, pick, weigh
+from eval.contamination import words_in
+from eval.forms import follows
 from eval.questions import Interval, Question, best_constant, is_right, wilson_interval
 from model.decoding import Decoder, GeneratedReply, generate_tokens
 
 
 @dataclass
 class FamilyScore:
-    """Right replies of one family in one language. `constant_right` is what the best single answer would have got."""
+    """Right replies of one family in one language. `constant_right` is what the best single answer would have got.
+
+    Of multiple choice, `constant_right` is what guessing gets, `right` goes by log-likelihood, and the other two by
+    log-likelihood per character and per byte.
+    """
 
     family: str
     language: str
     right: int = 0
     total: int = 0
     ended: int = 0
-    constant_right: int = 0
+    constant_right: float = 0
     free_arithmetic: bool = False
+    right_by_characters: int | None = None
+    right_by_bytes: int | None = None
 
     @property
     def accuracy(self) -> float:
@@ -75,6 +84,10 @@ class Answered:
     tool_progress: int = 0
     """Of a tool question: 1 well-formed, 2 right name, 3 right arguments, 4 right final answer; 0 none of it."""
 
+    log_likelihoods: list[float] | None = None
+    picks: Picks | None = None
+    """Of a multiple choice: what was picked by each rule."""
+
     @property
     def reply(self) -> str:
         """All that the model said, one turn a line."""
@@ -92,7 +105,7 @@ class Answered:
             "expected": question.answers[0],
             "right": self.right,
             "ended": self.ended == self.turns,
-        }
+        } | ({} if self.log_likelihoods is None else {"log_likelihoods": self.log_likelihoods})
 
 
 @dataclass
@@ -121,6 +134,12 @@ class TaskReport:
         """Share of the model's turns that it ended by itself before the cap on their length."""
         return sum(item.ended for item in self.answered) / max(1, sum(item.turns for item in self.answered))
 
+    @property
+    def repetition_rate(self) -> float:
+        """Mean share of a reply's sequences of four words that occurred in it before; replies of fewer do not count."""
+        shares = [share for item in self.answered if (share := repeated_share(item.reply)) is not None]
+        return sum(shares) / max(1, len(shares))
+
     def samples(self, per_family: int = 1) -> list[dict[str, Any]]:
         """The first questions of each family and language with their replies: the same ones for every model."""
         taken: Counter[tuple[str, str]] = Counter()
@@ -140,22 +159,39 @@ class TaskReport:
             "turns": sum(item.turns for item in self.answered),
             "turns_ended": sum(item.ended for item in self.answered),
             "turn_ending_rate": self.turn_ending_rate,
+            "repetition_rate": self.repetition_rate,
             "tools": asdict(self.tools),
             "families": [score.to_dict() for score in self.families],
             "seconds": self.seconds,
         }
 
 
+def repeated_share(text: str, length: int = 4) -> float | None:
+    """Share of a text's sequences of `length` words that are repetitions of earlier ones; None if it has none."""
+    words = words_in(text)
+    sequences = [tuple(words[start : start + length]) for start in range(len(words) - length + 1)]
+    return 1 - len(set(sequences)) / len(sequences) if sequences else None
+
+
 def _family_score(family: str, language: str, items: list[Answered]) -> FamilyScore:
+    questions = [item.question for item in items]
+    picks = [(item.picks, item.question) for item in items if item.picks]
     return FamilyScore(
         family=family,
         language=language,
         right=sum(item.right for item in items),
         total=len(items),
         ended=sum(item.ended == item.turns for item in items),
-        constant_right=best_constant([item.question for item in items]),
-        free_arithmetic=any(item.question.free_arithmetic for item in items),
+        constant_right=best_constant([question for question in questions if question.check not in ("choice", "form")])
+        + sum(1 / len(question.choices) for question in questions if question.choices),
+        free_arithmetic=any(question.free_arithmetic for question in questions),
+        right_by_characters=sum(_is_pick(pick.by_characters, question) for pick, question in picks) if picks else None,
+        right_by_bytes=sum(_is_pick(pick.by_bytes, question) for pick, question in picks) if picks else None,
     )
+
+
+def _is_pick(index: int, question: Question) -> bool:
+    return question.choices[index] == question.answers[0]
 
 
 def score_questions(
@@ -169,6 +205,8 @@ def score_questions(
     dtype: torch.dtype | None = None,
 ) -> TaskReport:
     """Ask every question greedily and score the replies. Replies that never end are capped and count as not ended.
+
+    Questions with choices are weighed, see `eval.choices`.
 
     Args:
         model: MiniMindForCausalLM on its device; it is left as it was.
@@ -186,10 +224,11 @@ def score_questions(
     started = time.perf_counter()
     decoder = Decoder(model, dtype)
     answered = [Answered(question) for question in questions]
+    _weigh_choices(model, tokenizer, [item for item in answered if item.question.choices], dtype)
     caps = _caps(tokenizer, questions) if max_new_tokens is None else [max_new_tokens] * len(questions)
     histories = [list(question.messages) for question in questions]
-    open_indices = list(range(len(questions)))
-    for tool_round in range(max_tool_rounds + 1):
+    open_indices = [index for index, question in enumerate(questions) if not question.choices]
+    for tool_round in range(max_tool_rounds + 1 if open_indices else 0):
         conversations = [(histories[index], questions[index].tools) for index in open_indices]
         chats = chat_renderer(tokenizer).render_many(conversations, add_generation_prompt=True)
         prompts = [chat.input_ids for chat in chats]
@@ -207,6 +246,29 @@ def score_questions(
         if not open_indices:
             break
     return TaskReport(answered, seconds=time.perf_counter() - started)
+
+
+def _weigh_choices(model, tokenizer, items: Sequence[Answered], dtype: torch.dtype | None) -> None:
+    """Weigh every choice of every item, and note what was picked."""
+    continuations = []
+    for item in items:
+        question = item.question
+        prompt = question.prompt
+        if prompt is None:
+            renderer = chat_renderer(tokenizer)
+            prompt = renderer.render_many([(question.messages, question.tools)], add_generation_prompt=True)[
+                0
+            ].input_ids
+        continuations += [Continuation(prompt, choice) for choice in question.choices]
+    was_training = model.training
+    model.eval()
+    weighed = iter(weigh(model, tokenizer, continuations, dtype or torch.float32))
+    model.train(was_training)
+    for item in items:
+        item.log_likelihoods = [next(weighed).log_likelihood for _ in item.question.choices]
+        item.picks = pick(item.question.choices, item.log_likelihoods)
+        item.replies.append(item.question.choices[item.picks.raw])
+        item.right = _is_pick(item.picks.raw, item.question)
 
 
 def _caps(tokenizer, questions: Sequence[Question]) -> list[int]:
@@ -283,7 +345,10 @@ def _judge(item: Answered, message: dict[str, Any]) -> None:
     """The verdict on the last turn of a reply; a tool question also needs the right call before it."""
     question = item.question
     called = bool(message.get("tool_calls"))
-    fits = not called and is_right(message["content"], question.answers, question.check)
+    if question.form is not None:
+        fits = not called and follows(message["content"], question.form)
+    else:
+        fits = not called and is_right(message["content"], question.answers, question.check)
     if question.check == "tool_call":
         item.tool_progress += int(fits and item.tool_progress == 3)
         fits = item.tool_progress == 4

@@ -10,11 +10,14 @@ sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve
 __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors` turns it on again
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import statistics
+import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -25,9 +28,7 @@ from transformers.utils import logging
 
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
-from scripts.serving.front import front_in_a_thread
-from scripts.serving.service import EngineArguments, running_service
-from trainer.config import flag, parse_arguments, raise_problems, user_errors
+from trainer.config import ROOT, flag, parse_arguments, raise_problems, user_errors
 from trainer.results import save_model
 from trainer.weights import DEFAULT_TOKENIZER, load_tokenizer
 
@@ -79,6 +80,14 @@ class Contest:
             tokens = chunk.usage.completion_tokens if chunk.usage else tokens
         return first, tokens
 
+    def whole(self) -> float:
+        """Tokens a second of one answer that is not streamed."""
+        started = time.perf_counter()
+        answer = self.client.completions.create(
+            model="bench", prompt=PROMPT, max_tokens=self.new_tokens, temperature=0, extra_body={"ignore_eos": True}
+        )
+        return answer.usage.completion_tokens / (time.perf_counter() - started)
+
     def served(self, streams: int) -> tuple[float, float]:
         """Tokens a second of so many streams together, and the median of seconds to the first token."""
         started = time.perf_counter()
@@ -96,6 +105,22 @@ class Contest:
         return (out.shape[1] - self.ids.shape[1]) / (time.perf_counter() - started)
 
 
+@contextlib.contextmanager
+def served(folder: Path, arguments: ServingArguments) -> Iterator[str]:
+    """The server's own command on a model folder; gives its URL. It is a process of its own, as it is for users."""
+    words = [ROOT / "scripts" / "serve_openai_api.py", "--model_path", folder, "--port", 0, "--engine", "llama.cpp"]
+    words += ["--quantize", arguments.quantize, "--slots", arguments.streams, "--context", arguments.new_tokens + 64]
+    process = subprocess.Popen([sys.executable, *map(str, words)], stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError("the server did not start; see what it printed")
+        yield next(word.rstrip(":") for word in line.split() if word.startswith("http"))
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def measure(arguments: ServingArguments) -> dict[str, list[float]]:
     """Every figure of every turn."""
     tokenizer = load_tokenizer(DEFAULT_TOKENIZER)
@@ -105,21 +130,18 @@ def measure(arguments: ServingArguments) -> dict[str, list[float]]:
         folder = Path(temporary) / "bench"
         model = MiniMindForCausalLM(MiniMindConfig.from_preset(arguments.preset, overrides))
         save_model(model, tokenizer, folder)
-        engine = EngineArguments(
-            engine="llama.cpp", quantize=arguments.quantize, slots=arguments.streams, context=arguments.new_tokens + 64
-        )
-        with running_service(folder, engine, {}) as service, front_in_a_thread(service.engine, service.options) as url:
+        with served(folder, arguments) as url:
             contest = Contest(url, folder, arguments.new_tokens)
             found: dict[str, list[float]] = {
-                name: [] for name in ("generate", "one", "many", "first_one", "first_many")
+                name: [] for name in ("generate", "whole", "one", "many", "first_one", "first_many")
             }
             for turn in range(-1, arguments.turns):  # the first one warms up
-                generate, (one, first_one) = contest.generated(), contest.served(1)
+                generate, whole, (one, first_one) = contest.generated(), contest.whole(), contest.served(1)
                 many, first_many = contest.served(arguments.streams)
                 if turn >= 0:
-                    for name, value in zip(found, (generate, one, many, first_one, first_many), strict=True):
+                    for name, value in zip(found, (generate, whole, one, many, first_one, first_many), strict=True):
                         found[name].append(value)
-                print(f"turn {turn + 1}: {generate:,.0f}, {one:,.0f}, {many:,.0f} tokens/s", flush=True)
+                print(f"turn {turn + 1}: {generate:,.0f}, {whole:,.0f}, {one:,.0f}, {many:,.0f} tokens/s", flush=True)
     return found
 
 
@@ -132,6 +154,7 @@ def main() -> None:
     median = {name: statistics.median(values) for name, values in found.items()}
     rows = [
         ("transformers' generate, float32", median["generate"], "1.00", ""),
+        ("one answer, not streamed", median["whole"], f"{median['whole'] / median['generate']:.2f}", ""),
         ("one stream", median["one"], f"{median['one'] / median['generate']:.2f}", f"{median['first_one']:.3f}"),
         (
             f"{arguments.streams} streams together",

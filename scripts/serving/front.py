@@ -61,7 +61,8 @@ def build_front(engine: Engine, options: FrontOptions) -> FastAPI:
         base_url=engine.url,
         headers={"Authorization": f"Bearer {engine.key}"},
         timeout=httpx2.Timeout(10, read=None, pool=None),
-        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=options.slots),
+        # llama.cpp closes a connection behind a stream without saying so: a second request on it may find nobody.
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
         trust_env=False,  # a proxy must not come between
     )
     desk = _Desk(engine, options, client)

@@ -1,0 +1,136 @@
+"""Look for evaluation text in training data: shared n-grams of words, with the rows that have them.
+
+Examples:
+    python eval/eval_contamination.py --eval_path my_questions.jsonl --data_path my_chats.jsonl
+    python eval/eval_contamination.py --eval_path my.val.jsonl --data_path corpus/*.parquet --ngram_words 8
+"""
+
+import gc, pathlib, sys  # noqa: E401
+
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
+__package__ or gc.disable()  # a fifth of the time of the imports; `user_errors` turns it on again
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dataset.formats import pair_from_row, row_kind, text_from_row, words_of
+from dataset.readers import Row
+from dataset.sources import RowReader
+from eval.contamination import NGRAM_WORDS, Overlap, Text, find_overlaps
+from trainer.config import flag, parse_arguments, raise_problems, user_errors
+
+SAY_EVERY_SECONDS = 10.0
+
+
+@dataclasses.dataclass
+class ContaminationArguments:
+    """What is compared."""
+
+    _argument_group_name = "contamination"
+
+    eval_path: list[str] = dataclasses.field(
+        default_factory=list, metadata={"help": "evaluation data: questions with answers, documents, conversations"}
+    )
+    data_path: list[str] = dataclasses.field(
+        default_factory=list, metadata={"help": "training data, in any form that training takes"}
+    )
+    ngram_words: int = flag(NGRAM_WORDS, "words of an n-gram; each Chinese or Japanese character is a word")
+    threshold: float = flag(0.5, "a text counts as leaked when at least this part of its n-grams is in the data")
+    samples: int = flag(20, "leaked texts printed")
+    output: str | None = flag(None, "jsonl of every text that shares anything, with its rows")
+
+    def problems(self) -> list[str]:
+        """What is missing or out of range, by flag."""
+        found = [f"--{name}: give at least one file" for name in ("eval_path", "data_path") if not getattr(self, name)]
+        if self.ngram_words < 1:
+            found.append(f"--ngram_words {self.ngram_words} must be at least 1")
+        if not 0 < self.threshold <= 1:
+            found.append(f"--threshold {self.threshold:g} must lie above 0 and up to 1")
+        if self.samples < 0:
+            found.append(f"--samples {self.samples} must not be negative")
+        return found
+
+
+def evaluation_text(row: dict[str, Any]) -> str:
+    """What a row of an evaluation asks and answers; of a question, its messages and first answer."""
+    answers = row.get("answers")
+    if "conversations" in row and isinstance(answers, list) and answers and isinstance(answers[0], str):
+        messages = [message for message in row["conversations"] if isinstance(message, dict)]
+        said = [text for message in messages if isinstance(text := message.get("content"), str)]
+        return "\n".join([*said, answers[0]])
+    return text_from_row(row)
+
+
+def training_text(row: dict[str, Any]) -> str:
+    """All that a row of training data says, both sides of a preference pair included."""
+    if row_kind(row) != "pair":
+        return text_from_row(row)
+    return "\n".join(words_of(messages) for messages, _ in pair_from_row(row))
+
+
+def texts_of(paths: Sequence[str], text_of: Callable[[dict[str, Any]], str], what: str) -> Iterator[Text]:
+    """Every usable row; bad ones are named, and too many are an error. Long reads say how far they are."""
+    reader, said = RowReader(paths, say=print), time.monotonic()
+    for number, row in enumerate(reader, start=1):
+        try:
+            yield Text(f"{row.path}:{row.line}", text_of(row.value))
+        except (ValueError, KeyError, TypeError) as error:
+            reader.reject(row, str(error))
+        if time.monotonic() - said > SAY_EVERY_SECONDS:
+            print(f"  {number:,} rows of {what} read, at {place_of(row)}", flush=True)
+            said = time.monotonic()
+    reader.check()
+    print(f"{what}: {reader.bad_rows.rows_read:,} rows", flush=True)
+
+
+def place_of(row: Row) -> str:
+    """File and line."""
+    return f"{row.path}:{row.line}"
+
+
+def print_overlaps(overlaps: Sequence[Overlap], texts: Sequence[Text], threshold: float, num_samples: int) -> None:
+    """How many leaked, and the first of them with their rows."""
+    judged = [overlap for overlap in overlaps if overlap.ngrams]
+    leaked = [index for index, overlap in enumerate(overlaps) if overlap.ngrams and overlap.share >= threshold]
+    some = sum(overlap.found > 0 for overlap in judged)
+    print(
+        f"{len(leaked):,} of {len(judged):,} texts leaked (at least {threshold:.0%} of their n-grams are in the data), "
+        f"{some:,} share any; {len(overlaps) - len(judged):,} are too short to judge"
+    )
+    for index in sorted(leaked, key=lambda index: -overlaps[index].share)[:num_samples]:
+        overlap = overlaps[index]
+        print(f"  {overlap.place} ({overlap.share:.0%}) in {', '.join(overlap.rows)}: {texts[index].text[:100]!r}")
+
+
+def write_overlaps(overlaps: Sequence[Overlap], path: Path) -> None:
+    """Every text that shares anything, a JSON object a line.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    lines = [dataclasses.asdict(overlap) | {"share": overlap.share} for overlap in overlaps if overlap.found]
+    try:
+        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--output {path}: could not be written: {error}") from error
+
+
+def main() -> None:
+    """Entry point."""
+    (arguments,) = parse_arguments(ContaminationArguments, description=__doc__.split("\n", 1)[0])
+    raise_problems(arguments.problems())
+    texts = list(texts_of(arguments.eval_path, evaluation_text, "evaluation"))
+    rows = texts_of(arguments.data_path, training_text, "training data")
+    overlaps = find_overlaps(texts, rows, arguments.ngram_words)
+    print_overlaps(overlaps, texts, arguments.threshold, arguments.samples)
+    if arguments.output:
+        write_overlaps(overlaps, Path(arguments.output))
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,71 @@
+"""The harness on a folder by our command: local tasks, the embedded questions, and what cannot be run."""
+
+import json
+import sys
+
+import pytest
+
+import eval.eval_benchmarks as eval_benchmarks
+from tests.model.helpers import tiny_model
+from trainer.config import user_errors
+from trainer.results import save_model
+
+TASK = {
+    "task": "my_task",
+    "dataset_path": "json",
+    "test_split": "test",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}}",
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": "{{label}}",
+    "metric_list": [{"metric": "acc"}],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("benchmarks") / "full_sft_32"
+    model = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=512)
+    save_model(model, tokenizer, path)
+    return path
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *map(str, words)])
+    with user_errors():
+        eval_benchmarks.main()
+
+
+def test_a_local_task_and_the_embedded_questions(monkeypatch, capsys, folder, tmp_path):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [{"question": f"{n} + 1 =", "choices": [str(n + 1), "no"], "label": 0} for n in range(6)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "tasks").mkdir()
+    task = TASK | {"dataset_kwargs": {"data_files": {"test": str(data)}}}
+    (tmp_path / "tasks" / "my_task.yaml").write_text(json.dumps(task))  # JSON is YAML
+    words = ["--model_path", folder, "--device", "cpu", "--dtype", "float32", "--batch_size", 4]
+    run(monkeypatch, *words, "--tasks", "my_task", "embedded", "--include_path", tmp_path / "tasks", "--limit", 8)
+    scores = json.loads((folder / "benchmarks.json").read_text())
+    assert scores["my_task"]["questions"] == 6 and 0 <= scores["my_task"]["acc"] <= 1
+    assert scores["embedded"]["questions"] > 0 and scores["embedded"]["acc"] == 0  # random weights answer nothing
+    printed = capsys.readouterr().out
+    assert "my_task" in printed and "± 95 %" in printed and "benchmarks.json" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tasks", "no_such_task"], "--tasks no_such_task: the harness knows no such task"),
+        (["--include_path", "{tmp}/none"], "--include_path {tmp}/none: no such folder of YAML tasks"),
+        (["--batch_size", "0", "--limit", "-1"], "--batch_size 0 must be at least 1"),
+        (["--tasks", "arc_easy", "--limit", "2"], "a task's data cannot be fetched"),
+    ],
+)
+def test_mistakes_get_one_message(words, message, monkeypatch, capsys, folder, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, "--model_path", folder, "--device", "cpu", *(word.format(tmp=tmp_path) for word in words))
+    assert stop.value.code == 2
+    assert message.format(tmp=tmp_path) in capsys.readouterr().err

@@ -1,0 +1,43 @@
+"""The report as one HTML file: pictures inside, text that stays text, and experts' loads drawn."""
+
+import numpy as np
+from matplotlib.image import imread
+
+from eval.experts import draw_experts, loads_of
+from eval.records import RunRecord
+from eval.web_page import to_html
+
+
+def moe_record(tmp_path, layers=2, experts=4, busy=0):
+    shares = np.full((layers, experts), 0.7 / (experts - 1))
+    shares[:, busy] = 0.3
+    metrics = [{"step": n, "tokens": 100 * n, "loss": 3.0, "expert_load": shares.tolist()} for n in range(1, 5)]
+    return RunRecord(tmp_path / "pretrain_256_moe", {"stage": "pretrain"}, metrics)
+
+
+def test_loads_are_multiples_of_an_even_share(tmp_path):
+    tokens, shares = loads_of(moe_record(tmp_path))
+    assert tokens == [100, 200, 300, 400] and shares.shape == (4, 2, 4)
+    assert np.allclose(shares[-1, :, 0], 1.2) and np.allclose(shares.mean(-1), 1)
+    assert loads_of(RunRecord(tmp_path, {}, [{"step": 1, "tokens": 5, "loss": 2.0}])) is None
+
+
+def test_experts_are_drawn_only_where_there_are_any(tmp_path):
+    path = tmp_path / "experts.png"
+    assert not draw_experts([RunRecord(tmp_path, {}, [])], path) and not path.exists()
+    assert draw_experts([moe_record(tmp_path), moe_record(tmp_path, 8, 32, 3)], path)
+    assert imread(path).shape[0] > 500
+
+
+def test_a_page_holds_its_pictures_and_shows_markup_as_text(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG picture")
+    markdown = (
+        "# How it went\n\n- **big**\n\n## Scores & more\n\n![a picture](a.png)\n\n"
+        "| family | right |\n| --- | ---: |\n| <script>alert(1)</script> | 99 |\n\n## Last\n\n```\npython x.py\n```\n"
+    )
+    page = to_html(markdown, tmp_path)
+    assert page.startswith("<!DOCTYPE html>") and "<title>How it went</title>" in page
+    assert "data:image/png;base64,iVBORyBwaWN0dXJl" in page and 'src="a.png"' not in page
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert '<a href="#part-0">Scores &amp; more</a>' in page and 'id="part-1"' in page
+    assert 'style="text-align:right"' in page and "http" not in page
