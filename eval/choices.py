@@ -71,8 +71,8 @@ def encode_continuation(tokenizer, continuation: Continuation, window: int) -> t
         bare = prompt.rstrip()
         prompt, text = bare, prompt[len(bare) :] + text  # a space before a word belongs to the word's token
         first = tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []
-        ids = tokenizer(prompt + text, add_special_tokens=False)["input_ids"]
-        count = len(ids) - len(first)
+        behind = tokenizer(prompt + text, add_special_tokens=False)["input_ids"][len(first) :]
+        count, ids = len(behind), [*first, *behind]  # the prompt is cut by itself, also where a token would span both
     else:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         count, ids = len(ids), [*prompt, *ids]
