@@ -215,10 +215,10 @@ class Talk:
 
 
 def rate_of(model: RemoteModel) -> str:
-    """Such as "57 tokens, 310 tokens/s"."""
+    """Such as "310 tokens/s, 57 tokens"."""
     if not model.tokens or not model.seconds:
         return "…"
-    return f"{model.tokens:,} tokens, {model.tokens / model.seconds:,.0f} tokens/s"
+    return f"{model.tokens / model.seconds:,.0f} tokens/s, {model.tokens:,} tokens"
 
 
 def build_page(shelf: Shelf, sampling: SamplingArguments) -> gr.Blocks:
@@ -251,7 +251,7 @@ def build_page(shelf: Shelf, sampling: SamplingArguments) -> gr.Blocks:
         box = gr.Textbox(label=words("message"), elem_id="message", autofocus=True, submit_btn=words("send"))
         with gr.Row():
             stop, again, clear = (gr.Button(words(key), elem_id=key) for key in ("stop", "again", "clear"))
-            rate = gr.Textbox(label=words("rate"), interactive=False, elem_id="rate", max_lines=1, scale=2)
+            rate = gr.Textbox(label=words("rate"), interactive=False, elem_id="rate", max_lines=1, scale=4)
         settings = [name, system, thinking, use_tools, temperature, top_p, longest]
         outputs = [box, chat, messages, rate]
         box.submit(talk.say, [box, chat, messages, *settings], outputs, concurrency_limit=None)
