@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dataset.chat import chat_renderer
+from dataset.chat import chat_renderer, render_prompt
 from dataset.formats import parse_reply
 from dataset.tools import run_tool
 from eval.choices import Continuation, Picks, pick, weigh
@@ -255,10 +255,7 @@ def _weigh_choices(model, tokenizer, items: Sequence[Answered], dtype: torch.dty
         question = item.question
         prompt = question.prompt
         if prompt is None:
-            renderer = chat_renderer(tokenizer)
-            prompt = renderer.render_many([(question.messages, question.tools)], add_generation_prompt=True)[
-                0
-            ].input_ids
+            prompt = render_prompt(question.messages, tokenizer, question.tools)
         continuations += [Continuation(prompt, choice) for choice in question.choices]
     was_training = model.training
     model.eval()

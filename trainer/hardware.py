@@ -45,13 +45,18 @@ def has_working_amx() -> bool:
         return False
     if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):
         return "AMX" in limit.upper() or limit.upper() in ("ALL", "DEFAULT")
+    if not hasattr(os, "fork"):  # Windows
+        return True
     child = os.fork()
     if child == 0:
-        faulthandler.disable()
-        torch.set_num_threads(1)  # the parent's threads do not live here
-        matrix = torch.ones(64, 64, dtype=torch.bfloat16)
-        matrix @ matrix
-        os._exit(0)
+        try:
+            faulthandler.disable()
+            torch.set_num_threads(1)  # the parent's threads do not live here
+            matrix = torch.ones(64, 64, dtype=torch.bfloat16)
+            matrix @ matrix
+            os._exit(0)
+        finally:
+            os._exit(1)  # an exception must not carry the child into the parent's work
     works = os.waitpid(child, 0)[1] == 0
     if not works:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
