@@ -5,7 +5,6 @@ data. Here every n-gram of an example is looked up, so that a copied question (a
 (a few). A text shorter than n words counts as one n-gram.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,23 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eval.texts import Text, words_in
+
 NGRAM_WORDS = 13
 FEWEST_WORDS = 3
 """Shorter texts ("yes") are in any corpus and say nothing."""
 
 KEPT_ROWS = 5
 BLOCK_WORDS = 2**16
-# Characters of scripts without spaces are words of their own; of all else, letters and digits in a row.
-_NO_SPACES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-WORD = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")
 _MULTIPLIER = 0x9E3779B97F4A7C15
-
-
-class Text(NamedTuple):
-    """A text and where it stands: an id, or file and line."""
-
-    place: str
-    text: str
 
 
 @dataclass
@@ -52,11 +43,6 @@ class Overlap:
     def share(self) -> float:
         """Part of its n-grams that was found, 0 to 1."""
         return self.found / self.ngrams if self.ngrams else 0.0
-
-
-def words_in(text: str) -> list[str]:
-    """What n-grams are made of: words without case, marks and spaces."""
-    return WORD.findall(text.casefold())
 
 
 class _Ngrams:

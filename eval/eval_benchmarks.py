@@ -53,7 +53,7 @@ class BenchmarkChoice:
 
     def problems(self) -> list[str]:
         """What is out of range, by flag."""
-        found = [] if self.tasks else ["--tasks: name at least one"]
+        found = []
         if self.limit < 0 or (self.num_fewshot or 0) < 0:
             found.append(f"--limit {self.limit} and --num_fewshot {self.num_fewshot} must not be negative")
         if self.batch_size < 1:

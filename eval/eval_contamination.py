@@ -12,18 +12,14 @@ __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors`
 
 import dataclasses
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dataset.formats import pair_from_row, row_kind, text_from_row, words_of
-from dataset.readers import Row
-from dataset.sources import RowReader
-from eval.contamination import NGRAM_WORDS, Overlap, Text, find_overlaps
+from eval.contamination import NGRAM_WORDS, Overlap, find_overlaps
+from eval.texts import Text, texts_of
 from trainer.config import flag, parse_arguments, raise_problems, user_errors
-
-SAY_EVERY_SECONDS = 10.0
 
 
 @dataclasses.dataclass
@@ -70,26 +66,6 @@ def training_text(row: dict[str, Any]) -> str:
     if row_kind(row) != "pair":
         return text_from_row(row)
     return "\n".join(words_of(messages) for messages, _ in pair_from_row(row))
-
-
-def texts_of(paths: Sequence[str], text_of: Callable[[dict[str, Any]], str], what: str) -> Iterator[Text]:
-    """Every usable row; bad ones are named, and too many are an error. Long reads say how far they are."""
-    reader, said = RowReader(paths, say=print), time.monotonic()
-    for number, row in enumerate(reader, start=1):
-        try:
-            yield Text(f"{row.path}:{row.line}", text_of(row.value))
-        except (ValueError, KeyError, TypeError) as error:
-            reader.reject(row, str(error))
-        if time.monotonic() - said > SAY_EVERY_SECONDS:
-            print(f"  {number:,} rows of {what} read, at {place_of(row)}", flush=True)
-            said = time.monotonic()
-    reader.check()
-    print(f"{what}: {reader.bad_rows.rows_read:,} rows", flush=True)
-
-
-def place_of(row: Row) -> str:
-    """File and line."""
-    return f"{row.path}:{row.line}"
 
 
 def print_overlaps(overlaps: Sequence[Overlap], texts: Sequence[Text], threshold: float, num_samples: int) -> None:

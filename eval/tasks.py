@@ -17,9 +17,9 @@ from dataset.chat import chat_renderer, render_prompt
 from dataset.formats import parse_reply
 from dataset.tools import run_tool
 from eval.choices import Continuation, Picks, pick, weigh
-from eval.contamination import words_in
 from eval.forms import follows
 from eval.questions import Interval, Question, best_constant, is_right, wilson_interval
+from eval.texts import words_in
 from model.decoding import Decoder, GeneratedReply, generate_tokens
 
 
@@ -259,8 +259,10 @@ def _weigh_choices(model, tokenizer, items: Sequence[Answered], dtype: torch.dty
         continuations += [Continuation(prompt, choice) for choice in question.choices]
     was_training = model.training
     model.eval()
-    weighed = iter(weigh(model, tokenizer, continuations, dtype or torch.float32))
-    model.train(was_training)
+    try:
+        weighed = iter(weigh(model, tokenizer, continuations, dtype or torch.float32))
+    finally:
+        model.train(was_training)
     for item in items:
         item.log_likelihoods = [next(weighed).log_likelihood for _ in item.question.choices]
         item.picks = pick(item.question.choices, item.log_likelihoods)

@@ -13,18 +13,16 @@ import itertools
 import json
 import shutil
 import time
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer
 
 from dataset.builtin.store import ensure_builtin_corpus
 from dataset.chat import ChatTemplate
 from dataset.formats import messages_from_row, row_kind, text_from_row
 from dataset.sources import Part, RowReader, split_held_out
-from dataset.text_statistics import text_statistics
+from eval.tokenization import count_texts, failed_round_trips, open_tokenizer
 from trainer.config import ROOT, flag, parse_arguments, user_errors
 
 TEMPLATE_PATH = ROOT / "model" / "tokenizer" / "chat_template.jinja"
@@ -160,27 +158,8 @@ def tokenizer_config() -> dict:
 
 
 def measure(tokenizer: Tokenizer, texts: list[list[str]]) -> dict[str, dict[str, float]]:
-    """Per language and in all: documents, tokens, and bytes and characters a token."""
-    totals: dict[str, list[int]] = {}
-    for stretches in texts:
-        encodings = tokenizer.encode_batch_fast(stretches, add_special_tokens=False)
-        text = text_statistics("".join(stretches))
-        counts = (1, sum(len(encoding.ids) for encoding in encodings), text.bytes, text.characters)
-        for name in (text.language, "all"):
-            totals[name] = [total + count for total, count in zip(totals.get(name, [0] * 4), counts, strict=True)]
-    return {
-        name: {
-            "documents": documents, "tokens": tokens, "bytes_per_token": round(size / max(tokens, 1), 4),
-            "characters_per_token": round(characters / max(tokens, 1), 4),
-        }
-        for name, (documents, tokens, size, characters) in sorted(totals.items())
-    }  # fmt: skip
-
-
-def failed_round_trips(tokenizer: Tokenizer, texts: list[str]) -> list[str]:
-    """The texts that do not come back as they were, up to Unicode's NFC form."""
-    decoded = [tokenizer.decode(encoding.ids, skip_special_tokens=False) for encoding in tokenizer.encode_batch(texts)]
-    return [text for text, back in zip(texts, decoded, strict=True) if back != unicodedata.normalize("NFC", text)]
+    """Compression by language and in all; see `eval.tokenization`."""
+    return {name: counts.to_dict() for name, counts in count_texts(tokenizer, texts).items()}
 
 
 def describe(tokenizer: Tokenizer, held_out: list[list[str]], compare_with: str | None) -> dict:
@@ -197,21 +176,10 @@ def describe(tokenizer: Tokenizer, held_out: list[list[str]], compare_with: str 
         "compression": measure(tokenizer, held_out),
     }
     if compare_with:
-        other = open_tokenizer(compare_with)
+        other = open_tokenizer(compare_with, "--compare_with")
         report["compared_with"] = {"name": Path(compare_with).name, "vocabulary": len(other)}
         report["compared_with"]["compression"] = measure(other.backend_tokenizer, held_out)
     return report
-
-
-def open_tokenizer(folder: str):
-    """The tokenizer of a folder.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not (Path(folder) / "tokenizer.json").is_file():
-        raise ValueError(f"--compare_with {folder} is not a tokenizer folder: it has no tokenizer.json")
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def print_report(report: dict) -> None:
@@ -268,7 +236,7 @@ def main() -> None:
     folder = Path(options.save_dir)
     check_save_dir(folder)
     if options.compare_with:
-        open_tokenizer(options.compare_with)  # before the long part
+        open_tokenizer(options.compare_with, "--compare_with")  # before the long part
     train_paths, val_paths = data.data_path, data.val_path
     if train_paths is None:
         files = ensure_builtin_corpus(ROOT / "data" / "builtin")

@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.contamination import Text, find_overlaps, words_in
+from eval.contamination import find_overlaps
+from eval.texts import Text, words_in
 
 LONG = "The lighthouse keeper of Northport counts seventeen boats every morning before the bells of the town ring."
 CHINESE = "一只狐狸在灯塔旁边看见了十七条船和一个老人"

@@ -1,0 +1,45 @@
+"""Rows of any data as plain texts with their places, and the words in them."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from dataset.sources import RowReader
+
+SAY_EVERY_SECONDS = 10.0
+# Characters of scripts without spaces are words of their own; of all else, letters and digits in a row.
+_NO_SPACES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+WORD = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")
+
+
+class Text(NamedTuple):
+    """A text and where it stands: an id, or file and line."""
+
+    place: str
+    text: str
+
+
+def words_in(text: str) -> list[str]:
+    """What n-grams are made of: words without case, marks and spaces."""
+    return WORD.findall(text.casefold())
+
+
+def texts_of(paths: Sequence[str], text_of: Callable[[dict[str, Any]], str], what: str) -> Iterator[Text]:
+    """Every usable row; bad ones are named, and too many are an error. Long reads say how far they are.
+
+    Raises:
+        ValueError: a file that cannot be read, or more than 5 % bad rows.
+    """
+    reader, said = RowReader(paths, say=print), time.monotonic()
+    for number, row in enumerate(reader, start=1):
+        place = f"{row.path}:{row.line}"
+        try:
+            yield Text(place, text_of(row.value))
+        except (ValueError, KeyError, TypeError) as error:
+            reader.reject(row, str(error))
+        if time.monotonic() - said > SAY_EVERY_SECONDS:
+            print(f"  {number:,} rows of {what} read, at {place}", flush=True)
+            said = time.monotonic()
+    reader.check()
+    print(f"{what}: {reader.bad_rows.rows_read:,} rows", flush=True)
