@@ -9,6 +9,7 @@ import sys
 import pytest
 from datasets import Dataset
 
+from tests.eval.helpers import CHOICE_FIELDS, SUMS, write_task
 from tests.model.helpers import tiny_model
 from trainer.results import save_model
 
@@ -65,22 +66,7 @@ def test_trl_prefers(folder, tmp_path):
 
 @pytest.mark.slow
 def test_lm_eval_scores_a_local_task(folder, tmp_path):
-    rows = [{"question": f"{n} + 1 =", "choices": [str(n + 1), "no"], "label": 0} for n in range(6)]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {
-        "task": "my_task",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{question}}",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "{{label}}",
-        "metric_list": [{"metric": "acc"}],
-    }
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "my_task.yaml").write_text(json.dumps(task))  # JSON is YAML
+    write_task(tmp_path / "tasks", "my_task", SUMS, **CHOICE_FIELDS)
     command = f"-m lm_eval --model hf --model_args pretrained={folder},dtype=float32 --tasks my_task --device cpu"
     command += f" --include_path {tmp_path}/tasks --output_path {tmp_path}/result --batch_size 2"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}

@@ -1,16 +1,21 @@
 """Sums of losses: against a loop by hand, against transformers' Qwen3, and bytes against the text's own."""
 
+import json
 import math
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from dataset.lm_dataset import collate_rows
+from dataset.lm_dataset import MixtureDataset, collate_rows
+from dataset.order import SkipBatchSampler
 from dataset.token_bytes import token_byte_lengths
 from eval.bpb import LossSums, evaluate_bpb
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
+from tests.trainer.helpers import run_ranks
+from trainer.distributed import all_reduce_sum
 
 TEXTS = ["The cat sat on the mat.", "米拉住在山谷里。", "naïve façade 🙂 42", "x"]
 
@@ -99,6 +104,49 @@ def test_equals_transformers_qwen3(model, tokenizer, tmp_path):
     batch = collate_rows([packed_row(documents, length=96, control=control)])
     sums = evaluate_bpb(model, [batch], None, token_byte_lengths(tokenizer))
     assert sums.bits_per_byte == pytest.approx(by_hand(qwen, tokenizer, control).bits_per_byte, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A file of documents that fit a window of 64, and an odd number of rows of them."""
+    rows = [{"text": f"{text} {number}"} for number in range(13) for text in TEXTS]
+    path = tmp_path_factory.mktemp("texts") / "val.jsonl"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_is_unchanged_by_packing(model, tokenizer, texts):
+    found = []
+    for window, batch_size in ((64, 3), (200, 2), (512, 1)):
+        rows = MixtureDataset(str(texts), tokenizer, window, say=None)
+        loader = DataLoader(rows, batch_size=batch_size, collate_fn=collate_rows)
+        found.append(evaluate_bpb(model, loader, None, token_byte_lengths(tokenizer)))
+    assert len({(sums.tokens, sums.bytes) for sums in found}) == 1
+    for sums in found[1:]:
+        assert sums.bits_per_byte == pytest.approx(found[0].bits_per_byte, abs=1e-5)
+
+
+def of_one_rank(world, model, tokenizer, texts, folder):
+    rows = MixtureDataset(str(texts), tokenizer, 64, say=None)
+    sampler = SkipBatchSampler(len(rows), batch_size=2, rank=world.rank, world_size=world.size, seed=1)
+    loader = DataLoader(rows, batch_sampler=sampler, collate_fn=collate_rows)
+    sums = evaluate_bpb(model, loader, None, token_byte_lengths(tokenizer))
+    total = LossSums.from_tensor(all_reduce_sum(sums.to_tensor()))
+    found = total.to_dict() | {"rows": len(rows), "own_tokens": sums.tokens}
+    (folder / f"{world.size}-{world.rank}.json").write_text(json.dumps(found))
+
+
+def test_is_unchanged_by_the_number_of_ranks(model, tokenizer, texts, tmp_path):
+    for ranks in (1, 2, 3):
+        run_ranks(of_one_rank, tmp_path, model, tokenizer, texts, tmp_path, ranks=ranks)
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    alone = found.pop("1-0")
+    assert len(found) == 5 and alone["rows"] % 6, "the rows must not divide evenly"
+    for sums in found.values():
+        assert (sums["tokens"], sums["bytes"]) == (alone["tokens"], alone["bytes"]) and sums["own_tokens"] < sums[
+            "tokens"
+        ]
+        assert sums["bits_per_byte"] == pytest.approx(alone["bits_per_byte"], abs=1e-6)
 
 
 def test_takes_so_many_batches_and_leaves_the_model_as_it_was(model, tokenizer):

@@ -1,7 +1,5 @@
 """Multiple choice and generation against lm-evaluation-harness, question by question."""
 
-import json
-
 import pytest
 import torch
 from lm_eval import simple_evaluate
@@ -14,6 +12,7 @@ from eval.choices import Continuation, encode_continuation, pick, weigh
 from eval.questions import load_questions
 from eval.tasks import repeated_share, score_questions
 from model.model_minimind import load_model
+from tests.eval.helpers import CHOICE_FIELDS, write_rows, write_task
 from tests.hard_strings import hard_strings
 from tests.model.helpers import tiny_model
 from trainer.results import save_model
@@ -71,13 +70,7 @@ def test_each_rule_of_picking():
     assert (picks.raw, picks.by_characters, picks.by_bytes) == (0, 1, 2)
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def run_task(harness, folder, name, config):
-    (folder / f"{name}.yaml").write_text(json.dumps(config | {"task": name}))  # JSON is YAML
+def run_task(harness, folder, name):
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     result = simple_evaluate(harness, tasks=[name], task_manager=manager, bootstrap_iters=0, log_samples=True)
     return result["results"][name], sorted(result["samples"][name], key=lambda sample: sample["doc_id"])
@@ -90,18 +83,8 @@ def test_multiple_choice_scores_are_the_harness_s(model, harness, tokenizer, tmp
         {"id": f"q{n}", "prompt": f"Question {n}: {text}\nAnswer:", "choices": choices[n % 3 :][:3], "answer": n % 3}
         for n, text in enumerate(hard_strings()[:30])
     ]
-    data = write_rows(tmp_path / "rows.jsonl", rows)
-    config = {
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(data)}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{prompt}}",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "{{answer}}",
-        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-    }
-    scores, samples = run_task(harness, tmp_path, "mine", config)
+    data = write_task(tmp_path / "tasks", "mine", rows, **CHOICE_FIELDS)
+    scores, samples = run_task(harness, tmp_path / "tasks", "mine")
     report = score_questions(model, tokenizer, load_questions(data))
     (family,) = report.families
     assert family.right / family.total == pytest.approx(scores["acc,none"])
@@ -122,18 +105,17 @@ def test_generated_answers_are_the_harness_s(model, harness, tokenizer, tmp_path
     answers = [item.reply if n % 3 == 0 and item.reply else "no" for n, item in enumerate(first.answered)]
     report = score_questions(model, tokenizer, questions_of(tmp_path, chats, answers), max_new_tokens=6)
     rows = [{"prompt": tokenizer.decode(ids), "answer": answer} for ids, answer in zip(prompts, answers, strict=True)]
-    config = {
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(write_rows(tmp_path / "rows.jsonl", rows))}},
-        "test_split": "test",
-        "output_type": "generate_until",
-        "doc_to_text": "{{prompt}}",
-        "doc_to_target": "{{answer}}",
-        "generation_kwargs": {"until": [tokenizer.eos_token], "max_gen_toks": 6, "do_sample": False},
-        "filter_list": [{"name": "strip", "filter": [{"function": "regex", "regex_pattern": r"(?s)\s*(.*\S)"}]}],
-        "metric_list": [{"metric": "exact_match"}],
-    }
-    scores, samples = run_task(harness, tmp_path, "said", config)
+    write_task(
+        tmp_path / "tasks",
+        "said",
+        rows,
+        output_type="generate_until",
+        doc_to_target="{{answer}}",
+        generation_kwargs={"until": [tokenizer.eos_token], "max_gen_toks": 6, "do_sample": False},
+        filter_list=[{"name": "strip", "filter": [{"function": "regex", "regex_pattern": r"(?s)\s*(.*\S)"}]}],
+        metric_list=[{"metric": "exact_match"}],
+    )
+    scores, samples = run_task(harness, tmp_path / "tasks", "said")
     right = [item.right for item in report.answered]
     assert 5 <= sum(right) < 20
     assert sum(right) / 20 == pytest.approx(scores["exact_match,strip"])

@@ -6,20 +6,10 @@ import sys
 import pytest
 
 import eval.eval_benchmarks as eval_benchmarks
+from tests.eval.helpers import CHOICE_FIELDS, SUMS, write_task
 from tests.model.helpers import tiny_model
 from trainer.config import user_errors
 from trainer.results import save_model
-
-TASK = {
-    "task": "my_task",
-    "dataset_path": "json",
-    "test_split": "test",
-    "output_type": "multiple_choice",
-    "doc_to_text": "{{question}}",
-    "doc_to_choice": "{{choices}}",
-    "doc_to_target": "{{label}}",
-    "metric_list": [{"metric": "acc"}],
-}
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +28,7 @@ def run(monkeypatch, *words):
 
 def test_a_local_task_and_the_embedded_questions(monkeypatch, capsys, folder, tmp_path):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = [{"question": f"{n} + 1 =", "choices": [str(n + 1), "no"], "label": 0} for n in range(6)]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "tasks").mkdir()
-    task = TASK | {"dataset_kwargs": {"data_files": {"test": str(data)}}}
-    (tmp_path / "tasks" / "my_task.yaml").write_text(json.dumps(task))  # JSON is YAML
+    write_task(tmp_path / "tasks", "my_task", SUMS, **CHOICE_FIELDS)
     words = ["--model_path", folder, "--device", "cpu", "--dtype", "float32", "--batch_size", 4]
     run(monkeypatch, *words, "--tasks", "my_task", "embedded", "--include_path", tmp_path / "tasks", "--limit", 8)
     scores = json.loads((folder / "benchmarks.json").read_text())

@@ -123,6 +123,21 @@ def test_loads_a_users_own_minimal_rows(tmp_path):
     assert second.tools == [{"name": "f"}] and second.tool_call == {"name": "f", "arguments": {}}
 
 
+def test_loads_choices_and_forms(tmp_path):
+    path = write(
+        tmp_path / "own.jsonl",
+        {"prompt": "Mira lives in", "choices": ["Redmill", "Northport"], "answer": 1},
+        {"prompt": "米拉住在", "delimiter": "", "choices": ["红磨坊", "北港"], "answer": 0},
+        {"conversations": PROMPT, "choices": ["Yes", "No"], "answer": 0, "family": "asked"},
+        {"conversations": PROMPT, "form": {"max_words": 5, "language": "en"}},
+    )
+    plain, chinese, asked, form = load_questions(path)
+    assert [question.check for question in (plain, chinese, asked, form)] == ["choice"] * 3 + ["form"]
+    assert (plain.prompt, plain.choices, plain.answers) == ("Mira lives in ", ("Redmill", "Northport"), ("Northport",))
+    assert chinese.prompt == "米拉住在" and asked.prompt is None and asked.messages == PROMPT
+    assert form.form == {"max_words": 5, "language": "en"} and form.choices == ()
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -138,6 +153,20 @@ def test_loads_a_users_own_minimal_rows(tmp_path):
         ({"conversations": PROMPT, "answers": ["x"], "check": "feeling"}, "check 'feeling' is unknown; use exact"),
         ({"conversations": PROMPT, "answers": ["x"], "check": "number"}, "needs an answer with exactly one number"),
         ({"conversations": PROMPT, "answers": ["x"], "check": "tool_call"}, "check tool_call needs tool_call"),
+        ({"prompt": "A or B?", "choices": ["A"], "answer": 0}, "choices must be a list of two or more texts"),
+        ({"prompt": "A or B?", "choices": ["A", ""], "answer": 0}, "choices must be a list of two or more texts"),
+        (
+            {"prompt": "A or B?", "choices": ["A", "B"], "answer": 2},
+            "answer 2 must be the number of the right choice",
+        ),
+        ({"prompt": "A or B?", "choices": ["A", "B"], "answer": True}, "answer True must be the number"),
+        ({"prompt": "A or B?", "choices": ["A", "B"]}, "answer None must be the number"),
+        ({"prompt": 3, "choices": ["A", "B"], "answer": 0}, "prompt and delimiter must be texts"),
+        ({"prompt": "A", "delimiter": 1, "choices": ["A", "B"], "answer": 0}, "prompt and delimiter must be texts"),
+        ({"choices": ["A", "B"], "answer": 0}, "conversations must be a list"),
+        ({"prompt": "Write.", "form": {"max_words": 3}}, "prompt is for rows with choices"),
+        ({"conversations": PROMPT, "form": {"words": 3}}, "'words' is unknown"),
+        ({"conversations": PROMPT, "check": "form"}, "an object of some of min_words"),
         ({"conversations": PROMPT, "answers": ["x"], "id": "line-1"}, "the id 'line-1' is already that of line 1"),
     ],
 )
