@@ -15,7 +15,7 @@ quickstart: .venv/installed
 	$(RUN) eval/report.py
 	$(RUN) scripts/chat.py --temperature 0 --prompt "Who are you?"
 	$(RUN) scripts/chat.py --temperature 0 --prompt "你是谁？"
-	@echo "Talk to it: $(RUN) scripts/chat.py    Read how it went: out/report.md"
+	@echo "Talk to it: $(RUN) scripts/chat.py    Read how it went: out/report.html"
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .

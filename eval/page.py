@@ -12,6 +12,12 @@ from eval.stages import short_path
 
 LANGUAGE_NAMES = {"en": "English", "zh": "Chinese"}
 SAMPLE_FAMILIES = 10
+STAGE_MEANINGS = {
+    "pretrain": "reads documents and learns to guess each next token: spelling, grammar, facts",
+    "mid_train": "goes on with better documents and with first conversations, so that it knows what a turn looks like",
+    "full_sft": "learns to answer: of each conversation only the assistant's words count",
+    "lora": "learns a small adapter beside weights that stay as they are",
+}
 
 
 def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
@@ -21,16 +27,17 @@ def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
         records: the runs, in order; see `eval.records.find_records`.
         pictures: file names of "curves", "scores" and "experts", as far as they were drawn.
     """
-    sections = [_totals(records), _stages(records)]
+    scored = [record for record in records if record.family_scores]
+    sections = [_totals(records), _samples(scored) if scored else "", _stages(records)]
     if "curves" in pictures:
         sections.append(
             f"![Validation bits per byte and training loss over all stages]({pictures['curves']})\n\n"
-            "Above: bits per byte on held-out text and chats; lower is better, whatever the tokenizer. Below: the "
-            "training loss over the tokens that each stage learns from, so it jumps where the data changes."
+            "Above: bits per byte on held-out text and chats. Below: the training loss over the tokens that each stage "
+            "learns from, so it jumps where the data changes."
         )
-    scored = [record for record in records if record.family_scores]
+    sections.append(_languages(records))
     if scored:
-        sections += [_scores(scored, pictures), _differences(scored), _tools(scored), _samples(scored)]
+        sections += [_scores(scored, pictures), _differences(scored), _tools(scored)]
     if "experts" in pictures:
         sections.append(
             f"## Experts\n\n![Load of each expert]({pictures['experts']})\n\n"
@@ -142,7 +149,15 @@ def _stages(records: Sequence[RunRecord]) -> str:
             scores = (record.evaluation or {}).get("scores")
             row.append(_percent(scores["right"], scores["questions"]) if scores else "-")
         rows.append(row)
-    return "## Stage by stage\n\n" + table(header, rows)
+    stages = dict.fromkeys(record.stage for record in records)
+    meanings = [f"- **{stage}** {STAGE_MEANINGS[stage]}." for stage in stages if stage in STAGE_MEANINGS]
+    text = ["## Stage by stage", *(["\n".join(meanings)] if meanings else []), table(header, rows)]
+    if sources:
+        text.append(
+            "*Bits per byte* is what the model would need to write a byte of text down that it has not seen: 8 for one "
+            "that knows nothing, and the lower the better, whatever the tokenizer. Before → after the stage."
+        )
+    return "\n\n".join(text)
 
 
 def _before_after(record: RunRecord, source: str) -> str:
@@ -152,6 +167,27 @@ def _before_after(record: RunRecord, source: str) -> str:
         return f"{points[0][1]:.3f} → {points[-1][1]:.3f}" if len(points) > 1 else f"{points[0][1]:.3f}"
     value = (record.evaluation or {}).get("losses", {}).get(source, {}).get("bits_per_byte")
     return "-" if value is None else f"{value:.3f}"
+
+
+def _languages(records: Sequence[RunRecord]) -> str:
+    """Bits per byte by language, where the validation text has several."""
+    values: list[dict[str, float | None]] = []
+    for record in records:
+        losses = (record.evaluation or {}).get("losses", {})
+        values.append({
+            f"{source}, {language}": part.get("bits_per_byte")
+            for source, sums in losses.items()
+            for language, part in sums.get("languages", {}).items() if len(sums["languages"]) > 1
+        })  # fmt: skip
+    columns = list(dict.fromkeys(column for of_record in values for column in of_record))
+    if not columns:
+        return ""
+    rows = [
+        [record.name, *("-" if (value := of_record.get(column)) is None else f"{value:.3f}" for column in columns)]
+        for record, of_record in zip(records, values, strict=True)
+        if of_record
+    ]
+    return "### Bits per byte by language, after each stage\n\n" + table(["stage", *columns], rows)
 
 
 def _scores(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
@@ -261,7 +297,11 @@ def _samples(records: Sequence[RunRecord]) -> str:
     if not rows:
         return ""
     header = ["family", "question", "expected", *(record.name for record in records)]
-    return "## The same questions, stage by stage\n\n" + table(header, rows, left=len(header))
+    opening = (
+        "## What it says, stage by stage\n\nThe same held-out questions after each stage. A model that has only read "
+        "takes a question for text to go on with; one that has seen conversations answers.\n\n"
+    )
+    return opening + table(header, rows, left=len(header))
 
 
 def _data(records: Sequence[RunRecord]) -> str:

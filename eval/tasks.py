@@ -298,7 +298,7 @@ def _generate(
             decoder,
             [prompts[index] for index in indices],
             max_new_tokens=cap,
-            stop_ids=[tokenizer.eos_token_id],
+            stop_ids=[tokenizer.eos_token_id, tokenizer.pad_token_id],
             temperature=0.0,
             seed=seed,
             batch_size=batch_size,
@@ -312,13 +312,12 @@ def _take_reply(item: Answered, reply: GeneratedReply, tokenizer) -> dict[str, A
     """Note one turn of the model; returns it as a message.
 
     Only the end-of-turn token ends a turn, as for whatever serves the model; but a base model closes its documents with
-    another one and begins the next, which is no part of its reply.
+    another one, and would begin the next, which is no part of its reply.
     """
-    ids = reply.ids[: reply.ids.index(tokenizer.pad_token_id)] if tokenizer.pad_token_id in reply.ids else reply.ids
-    text = tokenizer.decode(ids, skip_special_tokens=True)
+    text = tokenizer.decode(reply.ids, skip_special_tokens=True)
     item.replies.append(text.strip())
     item.turns += 1
-    item.ended += int(reply.finished)
+    item.ended += int(reply.stop_id == tokenizer.eos_token_id)
     message = parse_reply(text)
     if item.question.check == "tool_call" and item.turns == 1:
         item.tool_progress = _call_progress(message.get("tool_calls", []), item.question.tool_call)

@@ -29,10 +29,10 @@ TOP_P_CANDIDATES = 256  # top_p looks at so many best tokens before it sorts the
 
 @dataclass
 class GeneratedReply:
-    """What one prompt led to: the new ids without the stop token, and whether a stop token ended them."""
+    """What one prompt led to: the new ids without the stop token, and the stop token that ended them, if one did."""
 
     ids: list[int]
-    finished: bool
+    stop_id: int | None = None
 
 
 @dataclass
@@ -369,7 +369,7 @@ def generate_tokens(
     decoder = model if isinstance(model, Decoder) else Decoder(model, dtype)
     for number, prompt in enumerate(prompts):
         _check_prompt(prompt, f"prompt {number}", decoder)
-    replies = [GeneratedReply([], False) for _ in prompts]
+    replies = [GeneratedReply([]) for _ in prompts]
     by_length = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     stops = set(stop_ids)
     for first in range(0, len(prompts), batch_size):
@@ -377,7 +377,7 @@ def generate_tokens(
         for pairs in _decode(decoder, {row: prompts[row] for row in rows}, max_new_tokens, stops, sampling):
             for row, token in pairs:
                 if token in stops:
-                    replies[row].finished = True
+                    replies[row].stop_id = token
                 else:
                     replies[row].ids.append(token)
     return replies

@@ -81,8 +81,10 @@ def tiny(command: str, folder: Path) -> str:
         return f"{command} {run}{shape} --save_dir {out} --checkpoint_dir {checkpoints} --cache_dir {folder}/cache"
     if "prepare_data.py" in command:
         return f"{command} --save_dir {out}/data_card --cache_dir {folder}/cache"
-    if "eval_contamination.py" in command:
+    if re.search(r"eval_(contamination|tokenizer)\.py", command):
         return command
+    if "eval_benchmarks.py" in command:
+        return f"{command.replace('--limit 200', '--limit 4')} --save_dir {out} --device cpu"
     if "eval_llm.py" in command:
         command = command.replace("out/my_chat_256", f"{out}/my_chat_32")
         return f"{command} --save_dir {out} --max_questions 4 --max_batches 1 --max_new_tokens 4 --device cpu"

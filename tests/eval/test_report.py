@@ -9,53 +9,7 @@ from eval.curves import format_tokens, merge_languages, smooth
 from eval.page import build_page, cell, duration, table
 from eval.records import chain_records, find_records
 from eval.report import ReportArguments, comparable_scores, evaluate_records, write_report
-
-SCORES = {
-    "questions": 8, "right": 6, "turns": 9, "turns_ended": 8, "turn_ending_rate": 8 / 9, "seconds": 1.0,
-    "tools": {"total": 2, "well_formed": 2, "right_name": 2, "right_arguments": 1, "right_final_answer": 1},
-    "families": [
-        {"family": family, "language": language, "right": right, "total": 2, "ended": 2, "constant_right": 1,
-         "free_arithmetic": family == "addition", "accuracy": right / 2, "low": 0.1, "high": 0.9, "constant": 0.5}
-        for family, language, right in
-        (("addition", "en", 0), ("home", "en", 2), ("home", "zh", 2), ("lookup", "en", 2))
-    ],
-}  # fmt: skip
-
-
-def make_run(folder, stage, tokens=4000, data_path=None, scores=SCORES, fingerprint="same"):
-    folder.mkdir(parents=True)
-    sources = {"pretrain": ["text"], "mid_train": ["text", "chat"]}.get(stage, ["chat"])
-    lines = []
-    for step in range(0, 5):
-        evaluation = {f"validation_bpb_{source}": 2.0 / (step + 1) for source in sources}
-        lines.append({"step": step, "tokens": step * tokens // 4, **evaluation})
-        if step:
-            lines.append({"step": step, "tokens": step * tokens // 4, "loss": 8.0 / step, "learning_rate": 1e-3})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = {"rows_read": 1900, "bad_rows": 3, "skipped": {"too long": 2}, "documents": 1234,
-            "conversations": 0, "tokens": tokens, "supervised_tokens": tokens // 2, "fill_rate": 0.987,
-            "fingerprint": "f" * 64}  # fmt: skip
-    run = {
-        "stage": stage, "command": f"train_{stage}.py --epochs 1", "finished": "2026-01-01 10:00:00",
-        "settings": {"data": {"data_path": data_path, "val_path": None, "max_seq_len": 256}},
-        "model": {"hidden_size": 256}, "parameters": {"total": 5_000_000, "active": 5_000_000},
-        "data": {"train": data, **{source: data for source in sources}},
-        "progress": {"step": 4, "tokens": tokens, "seconds": 65.0}, "tokens_per_second": tokens / 65,
-        "precision": "plain", "environment": {"torch": "2.13.0", "device": "cpu", "threads": 2, "ranks": 1},
-    }  # fmt: skip
-    (folder / "run.json").write_text(json.dumps(run))
-    if scores:
-        sample = {"id": "home-1", "family": "home", "language": "en", "prompt": "Where | is\nMira?",
-                  "expected": "Here.", "reply": f"*{stage}*", "right": stage == "full_sft", "ended": True}  # fmt: skip
-        losses = {"text": {"bits_per_byte": 0.777}, "chat": {"bits_per_byte": 0.888}}
-        evaluation = {
-            "losses": losses,
-            "scores": scores,
-            "samples": [sample],
-            "questions": {"fingerprint": fingerprint},
-        }
-        (folder / "eval.json").write_text(json.dumps(evaluation))
-    return folder
+from tests.eval.helpers import make_run
 
 
 @pytest.fixture
@@ -108,7 +62,7 @@ def test_errors_say_what_is_missing_and_what_to_do(out, tmp_path):
 
 def test_the_page_has_the_totals_first_and_everything_after(out):
     page = write_report(find_records(out), out).read_text(encoding="utf-8")
-    start = page.split("## Stage by stage")[0]
+    start = page.split("## What it says")[0]
     assert "5.0 million parameters, trained in 3 stages on 12k tokens in **3 min 15 s** on 2 CPU threads" in start
     assert "**100.0 %** of 6 held-out questions" in start and "ends 88.9 % of its turns" in start
     assert "right call in 50.0 %" in start
@@ -126,7 +80,11 @@ def test_the_page_has_the_totals_first_and_everything_after(out):
         if line.startswith("|"):
             assert line.endswith("|") and line.replace("\\|", "").count("|") >= 3
     tables = [block.splitlines() for block in page.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 7
+    assert len(tables) == 8
+    assert "| stage | text, english | text, chinese |" in page and "| mid_train_256 | 0.700 | 0.810 |" in page
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
+    assert headings[:3] == ["## What it says, stage by stage", "## Stage by stage", "## Scores by question family"]
+    assert "**full_sft** learns to answer" in page
     for rows in tables:
         assert len({row.replace("\\|", "").count("|") for row in rows}) == 1, rows[0]
 

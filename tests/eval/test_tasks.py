@@ -64,7 +64,8 @@ class Oracle:
         self.calls = []
 
     def __call__(self, model, prompts, max_new_tokens, stop_ids, temperature=0.0, seed=0, batch_size=64):
-        assert isinstance(model, Decoder) and temperature == 0.0 and stop_ids == [self.tokenizer.eos_token_id]
+        assert isinstance(model, Decoder) and temperature == 0.0
+        assert stop_ids == [self.tokenizer.eos_token_id, self.tokenizer.pad_token_id]
         self.calls.append((len(prompts), max_new_tokens, batch_size, seed))
         return [self._reply(prompt, max_new_tokens) for prompt in prompts]
 
@@ -73,7 +74,7 @@ class Oracle:
         reply = next((reply for asked, reply in self.answers.items() if asked in text), "")
         ids = self.tokenizer(reply, add_special_tokens=False)["input_ids"]
         assert len(ids) <= max_new_tokens, "a right answer must fit under the cap"
-        return GeneratedReply(ids=ids, finished=self.ends)
+        return GeneratedReply(ids, self.tokenizer.eos_token_id if self.ends else None)
 
 
 RIGHT = {
@@ -153,7 +154,7 @@ def test_the_result_of_the_tool_reaches_the_model_through_the_chat_renderer(monk
     def spy(model, prompts, **options):
         seen.extend(prompts)
         text = RIGHT["43 + 51"] if len(seen) == 1 else "94"
-        return [GeneratedReply(ids=tokenizer(text, add_special_tokens=False)["input_ids"], finished=True)]
+        return [GeneratedReply(tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)]
 
     monkeypatch.setattr(eval.tasks, "generate_tokens", spy)
     score_questions(model, tokenizer, QUESTIONS[3:])
@@ -210,9 +211,9 @@ def test_a_random_model_is_asked_for_real(model, tokenizer):
     assert not any(item.right for item in report.answered)
 
 
-def test_what_follows_the_end_of_a_document_is_not_part_of_the_reply(monkeypatch, model, tokenizer):
+def test_the_end_of_a_document_ends_a_reply_but_is_no_end_of_turn(monkeypatch, model, tokenizer):
     ids = tokenizer("Redmill.", add_special_tokens=False)["input_ids"]
-    reply = GeneratedReply(ids=[*ids, tokenizer.pad_token_id, *ids], finished=False)
+    reply = GeneratedReply(ids, tokenizer.pad_token_id)
     monkeypatch.setattr(eval.tasks, "generate_tokens", lambda model, prompts, **options: [reply for _ in prompts])
     report = score_questions(model, tokenizer, QUESTIONS[:1])
     assert report.answered[0].reply == "Redmill." and report.answered[0].right and report.turn_ending_rate == 0.0

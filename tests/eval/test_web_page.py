@@ -1,11 +1,15 @@
 """The report as one HTML file: pictures inside, text that stays text, and experts' loads drawn."""
 
 import numpy as np
+import pytest
 from matplotlib.image import imread
 
 from eval.experts import draw_experts, loads_of
-from eval.records import RunRecord
+from eval.records import RunRecord, find_records
+from eval.report import write_report
 from eval.web_page import to_html
+from tests.conftest import needs_browser
+from tests.eval.helpers import make_run
 
 
 def moe_record(tmp_path, layers=2, experts=4, busy=0):
@@ -41,3 +45,27 @@ def test_a_page_holds_its_pictures_and_shows_markup_as_text(tmp_path):
     assert "<script>" not in page and "&lt;script&gt;" in page
     assert '<a href="#part-0">Scores &amp; more</a>' in page and 'id="part-1"' in page
     assert 'style="text-align:right"' in page and "http" not in page
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser_everything_is_there_and_nothing_is_fetched(browser, tmp_path, width):
+    for stage in ("full_sft", "pretrain", "mid_train"):
+        make_run(tmp_path / f"{stage}_256", stage)
+    report = write_report(find_records(tmp_path), tmp_path).with_suffix(".html")
+    report = report.rename(tmp_path.parent / f"{width}.html")  # nothing lies beside it
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(report.as_uri())
+    assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()] and errors == []
+    widths = page.eval_on_selector_all("img", "images => images.map(image => [image.naturalWidth, image.width])")
+    assert len(widths) == 2 and all(natural == 1440 and 0 < shown <= width for natural, shown in widths)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "only tables may be scrolled sideways"
+    first, second = (page.locator("h2").nth(index).inner_text() for index in (0, 1))
+    assert (first, second) == ("What it says, stage by stage", "Stage by stage")
+    page.get_by_role("link", name="Scores by question family").click()
+    assert page.get_by_role("heading", name="Scores by question family").bounding_box()["y"] < 200
+    page.close()

@@ -1,23 +1,16 @@
 """The page in a real browser: a streamed answer in Chinese, a tool call, stop, and a hostile answer that stays text."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, needs_browser
 from tests.scripts.serving.conftest import CALCULATION, HOSTILE, LONG, THINKING
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="needs Chromium and a CJK font: apt-get install chromium fonts-wqy-zenhei"
-    ),
-]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +23,6 @@ def url(taught):
     yield next(word for word in line.split() if word.startswith("http"))
     process.terminate()
     assert process.wait(20) == 128 + signal.SIGTERM
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(params=["en-US", "zh-CN"])
