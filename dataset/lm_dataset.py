@@ -294,9 +294,22 @@ class DPODataset(MixtureDataset):
     """Preference pairs: a row's pieces 1 and 2 are the chosen and rejected side of a pair, 3 and 4 of the next.
 
     Both sides are rendered and shortened alike. Arguments as for `MixtureDataset`; rows are always packed.
+
+    Attributes:
+        reference: (pieces,) float32, what a reference model makes of each side of each pair, or None. With it an item
+            holds `reference`, (pieces of the row,).
     """
 
     kinds = "pair"
+    reference: np.ndarray | None = None
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Row `index`, or a fully masked one for `EMPTY_ROW` (-1)."""
+        item = super().__getitem__(index)
+        if self.reference is not None:
+            first, last = (0, 0) if index == EMPTY_ROW else self.plan.row_pieces[index : index + 2].tolist()
+            item["reference"] = torch.from_numpy(self.reference[first:last])
+        return item
 
     @classmethod
     def pack(cls, units: Units, chosen: np.ndarray, max_length: int, packing: bool) -> PackingPlan:

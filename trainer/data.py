@@ -3,11 +3,11 @@
 from transformers import PreTrainedTokenizerBase
 
 from dataset.builtin.store import ensure_builtin_corpus
-from dataset.lm_dataset import MixtureDataset, PackedDataset, PretrainDataset, SFTDataset
+from dataset.lm_dataset import DPODataset, MixtureDataset, PackedDataset, PretrainDataset, SFTDataset
 from dataset.stream import StreamDataset
 from dataset.tokenise import Say
 from dataset.units import UnitOptions
-from trainer.config import ROOT, DataArguments
+from trainer.config import ROOT, DataArguments, raise_problems
 
 BUILTIN_FOLDER = ROOT / "data" / "builtin"
 
@@ -45,6 +45,20 @@ def build_sft_data(
     """Conversations to train on; validation source "chat"."""
     train, validation = _paths(arguments, "sft.train", {"chat": "sft.val"})
     return _build(SFTDataset, arguments, tokenizer, seed, say, train, validation, {"chat": SFTDataset})
+
+
+def build_preference_data(
+    arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int, say: Say | None = print
+) -> Data:
+    """Pairs of a chosen and a rejected conversation to train on; validation source "pairs"."""
+    problems = []
+    if arguments.streaming:
+        problems.append("--streaming 1: the reference's log-probabilities of all pairs are computed first; use 0")
+    if not arguments.packing:
+        problems.append("--packing 0: both sides of a pair share a row; use 1")
+    raise_problems(problems)
+    train, validation = _paths(arguments, "dpo.train", {"pairs": "dpo.val"})
+    return _build(DPODataset, arguments, tokenizer, seed, say, train, validation, {"pairs": DPODataset})
 
 
 def _paths(

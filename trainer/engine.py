@@ -22,9 +22,8 @@ from trainer.distributed import (
     gather_objects,
     gradient_sync,
 )
-from trainer.evaluation import log_evaluation
 from trainer.hardware import hand_back_freed_memory
-from trainer.losses import Batch, StepContext, count_tokens
+from trainer.losses import Batch, StepContext
 from trainer.meter import Meter
 from trainer.precision import note_overflow
 from trainer.run import Run
@@ -44,8 +43,8 @@ def train_epoch(run: Run) -> bool:
         rates = set_learning_rates(run)
 
         # The loss of a step is its global sum over its global count, so the count comes first, over all ranks.
-        counts = all_reduce_sum(sum(count_tokens(batch) for batch in micro_batches))
-        context = StepContext(supervised_tokens=counts[0], tokens=counts[1], expert_loads=run.expert_loads)
+        counts = all_reduce_sum(sum(run.count(batch) for batch in micro_batches))
+        context = StepContext(terms=counts[0], tokens=counts[2], expert_loads=run.expert_loads)
         with weights_cast_once():
             for position, batch in enumerate(micro_batches):
                 batch = to_device(batch, world.device)
@@ -75,8 +74,8 @@ def train_epoch(run: Run) -> bool:
 
         progress.step += 1
         progress.row += rows
-        progress.tokens += int(counts[1])
-        progress.supervised_tokens += int(counts[0])
+        progress.tokens += int(counts[2])
+        progress.supervised_tokens += int(counts[1])
         progress.seconds += time.perf_counter() - clock
         meter.end_step(counts, gradient_norm, usable)
 
@@ -183,7 +182,7 @@ def set_learning_rates(run: Run) -> list[float]:
 
 def evaluate_and_keep_best(run: Run, iterations: int | None = None) -> dict[str, Any]:
     """Evaluate, and let `best.pth` be this step's checkpoint if no validation loss was lower."""
-    metrics = log_evaluation(run, iterations)
+    metrics = run.evaluate(run, iterations)
     loss, progress = metrics.get("validation_loss", math.inf), run.progress
     if progress.step and loss <= (progress.best_validation_loss or math.inf) and math.isfinite(loss):
         progress.best_step, progress.best_validation_loss = progress.step, loss

@@ -1,6 +1,7 @@
-"""Losses. Each returns (sum over supervised tokens, their number, logs) and never a mean.
+"""Losses. Each returns (sum over its terms, their number, logs) and never a mean.
 
 The engine divides by the global count over accumulation and ranks, so a step does not depend on how its rows were cut.
+A term is a supervised token of a language model's loss, a pair of a preference loss.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from torch import nn
 
 from dataset.lm_dataset import IGNORED_LABEL
 from model.config import MiniMindConfig
+from model.model_minimind import MiniMindOutput
 
 Batch = dict[str, torch.Tensor]
 
@@ -19,21 +21,24 @@ class StepContext:
     """What a loss may know about the whole optimizer step that its micro-batch belongs to.
 
     Attributes:
-        supervised_tokens: number of supervised tokens of the step, over all micro-batches and ranks (scalar).
+        terms: how many terms the step's loss is the mean of, over all micro-batches and ranks (scalar).
         tokens: number of tokens that are not padding, likewise (scalar).
         expert_loads: (layers, experts) share of the previous step's tokens that each expert received; rows sum to 1.
             None for a dense model.
     """
 
-    supervised_tokens: torch.Tensor
+    terms: torch.Tensor
     tokens: torch.Tensor
     expert_loads: torch.Tensor | None = None
 
 
 def count_tokens(batch: Batch) -> torch.Tensor:
-    """(2,) float64: supervised and non-padding tokens of a micro-batch. A row's first token is never predicted."""
+    """(3,) float64: terms of a language model's loss, which are the supervised tokens; these again; and all tokens.
+
+    Padding is no token, and a row's first token is never predicted.
+    """
     supervised = (batch["labels"][:, 1:] != IGNORED_LABEL).sum()
-    return torch.stack([supervised, (batch["document_ids"] > 0).sum()]).to(torch.float64)
+    return torch.stack([supervised, supervised, (batch["document_ids"] > 0).sum()]).to(torch.float64)
 
 
 def language_model_loss(
@@ -54,14 +59,25 @@ def language_model_loss(
     loss_sum = output.token_losses.sum(dtype=torch.float64)
     count = (batch["labels"][:, 1:] != IGNORED_LABEL).sum()
     logs = {"loss_sum": loss_sum.detach()}
-    if output.router_probability_sums is not None:
-        balance_sum = balance_loss_sum(output.router_probability_sums, context.expert_loads)
-        # The engine divides everything by the supervised tokens; the balance loss is a mean over all tokens.
-        share = context.supervised_tokens / context.tokens.clamp(min=1)
-        logs |= {"expert_counts": output.expert_counts, "balance_sum": balance_sum.detach()}
-        config = getattr(model, "module", model).config
-        return loss_sum + config.router_aux_loss_coef * balance_sum * share, count, logs
-    return loss_sum, count, logs
+    return add_balance_loss(loss_sum, logs, model, output, context), count, logs
+
+
+def add_balance_loss(
+    loss_sum: torch.Tensor,
+    logs: dict[str, torch.Tensor],
+    model: nn.Module,
+    output: MiniMindOutput,
+    context: StepContext,
+) -> torch.Tensor:
+    """A loss with the balance loss of a mixture of experts, whose logs are added; of a dense model as it is."""
+    if output.router_probability_sums is None:
+        return loss_sum
+    balance_sum = balance_loss_sum(output.router_probability_sums, context.expert_loads)
+    logs |= {"expert_counts": output.expert_counts, "balance_sum": balance_sum.detach()}
+    # The engine divides everything by the terms; the balance loss is a mean over all tokens.
+    share = context.terms / context.tokens.clamp(min=1)
+    config = getattr(model, "module", model).config
+    return loss_sum + config.router_aux_loss_coef * balance_sum * share
 
 
 def balance_loss_sum(probability_sums: torch.Tensor, expert_loads: torch.Tensor) -> torch.Tensor:

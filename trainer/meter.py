@@ -22,7 +22,7 @@ class Meter:
 
     def reset(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
-        self.supervised = self.tokens = 0.0
+        self.terms = self.tokens = 0.0
         self.gradient_norm = torch.zeros(())
         self.steps = 0
         self.waited_seconds = 0.0
@@ -62,7 +62,7 @@ class Meter:
             ValueError: too many steps in a row had a loss or gradient that was not finite.
         """
         progress, limit = self.run.progress, self.run.settings.run.max_bad_steps
-        self.supervised, self.tokens, self.steps = self.supervised + counts[0], self.tokens + counts[1], self.steps + 1
+        self.terms, self.tokens, self.steps = self.terms + counts[0], self.tokens + counts[2], self.steps + 1
         self.gradient_norm = gradient_norm
         # A loss scale above 1 that overflows only needs to shrink; that is float16 at work, not a broken run.
         excused = self.run.precision.use_scaler and self.run.scaler.get_scale() >= 1
@@ -88,9 +88,9 @@ class Meter:
             return
         values = all_reduce_sum(torch.stack([self.sums[name].double() for name in names]))
         sums = dict(zip(names, values.tolist(), strict=True))
-        supervised, tokens, norm = float(self.supervised), float(self.tokens), float(self.gradient_norm)
+        terms, tokens, norm = max(float(self.terms), 1), float(self.tokens), float(self.gradient_norm)
         seconds = max(progress.seconds - self.seconds, 1e-9)
-        loss = sums["loss_sum"] / max(supervised, 1)
+        loss = sums.pop("loss_sum") / terms
         left = (run.total_steps - progress.step) * progress.seconds / max(progress.step, 1)
         peak = matmul_peak(run.world.device, run.precision.dtype) * run.world.size
         metrics = {
@@ -111,11 +111,15 @@ class Meter:
             **hardware_metrics(run.world.device),
         }
         if "balance_sum" in sums:
-            metrics["balance_loss"] = sums["balance_sum"] / max(tokens, 1)
+            metrics["balance_loss"] = sums.pop("balance_sum") / max(tokens, 1)
             metrics["expert_load"] = [[round(share, 4) for share in layer] for layer in run.expert_loads.tolist()]
+        # What else a stage's loss logs is a sum over its terms.
+        others = {name.removesuffix("_sum"): value / terms for name, value in sums.items()}
+        metrics |= others
         run.tracker.log(progress.step, metrics)
+        shown = "".join(f"{name} {value:.3f} | " for name, value in others.items())
         run.tracker.say(
-            f"step {progress.step}/{run.total_steps} | loss {loss:.4f} | lr {rates[0]:.2e} | "
+            f"step {progress.step}/{run.total_steps} | loss {loss:.4f} | {shown}lr {rates[0]:.2e} | "
             f"grad {norm:.2f} | {tokens / seconds:,.0f} tokens/s | MFU {metrics['model_flops_utilization']:.0%} | "
             f"{format_seconds(progress.seconds)}, {format_seconds(left)} left"
         )

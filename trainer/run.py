@@ -15,7 +15,7 @@ from dataset.stream import StreamDataset
 from trainer.checkpoint import CheckpointFolder
 from trainer.config import Settings
 from trainer.distributed import World
-from trainer.losses import Batch, StepContext
+from trainer.losses import Batch, StepContext, count_tokens
 from trainer.precision import Precision
 from trainer.track import Tracker
 
@@ -56,6 +56,8 @@ class Run:
     total_steps: int
     tracker: Tracker
     checkpoints: CheckpointFolder
+    evaluate: Callable[["Run", int | None], dict[str, Any]]
+    count: Callable[[Batch], torch.Tensor] = count_tokens
     progress: Progress = dataclasses.field(default_factory=Progress)
     expert_loads: torch.Tensor | None = None
     saved_step: int = 0

@@ -50,7 +50,7 @@ from trainer.distributed import (
 from trainer.engine import after_step, evaluate_and_keep_best, to_device, train_epoch
 from trainer.evaluation import log_evaluation
 from trainer.hardware import keep_freed_memory
-from trainer.losses import StepContext, count_tokens, equal_expert_loads
+from trainer.losses import Batch, StepContext, count_tokens, equal_expert_loads
 from trainer.memory import advice_when_full, describe_memory, state_bytes
 from trainer.optim import ParameterGroup, build_optimizers
 from trainer.precision import choose_precision, has_native_bfloat16
@@ -82,6 +82,10 @@ class Stage:
         sample_prompts: what the model is asked when it is sampled; plain text, or messages of a chat.
         flags: dataclass of flags that only this stage has; they come as `settings.stage`.
         adapt: (model, settings) -> notes: changes the model that the run starts from, in place.
+        count: of a micro-batch, (3,): terms of the loss, supervised tokens, tokens.
+        documents_a_row: how many documents the loss needs in a row, at least.
+        prepare: (run) -> notes: what is due once, before the first step, with the weights that the run starts from.
+        evaluate: measures and logs in the middle of the training.
         save: (run, model, tokenizer, folder, record): leaves the result behind.
         marker: a file that tells this stage's result from another kind's.
     """
@@ -95,6 +99,10 @@ class Stage:
     sample_prompts: tuple[str | list[dict[str, str]], ...] = ()
     flags: type | None = None
     adapt: Callable[[MiniMindForCausalLM, Settings], list[str]] | None = None
+    count: Callable[[Batch], torch.Tensor] = count_tokens
+    documents_a_row: int = 1
+    prepare: Callable[[Run], list[str]] | None = None
+    evaluate: Callable[[Run, int | None], dict[str, Any]] = log_evaluation
     save: Callable[[Run, MiniMindForCausalLM, PreTrainedTokenizerBase, Path, dict[str, Any]], None] = save_whole_model
     marker: str = "config.json"
 
@@ -120,13 +128,13 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             save_settings(run)
             introduce(run, stage, notes, table, resumed)
             with falling_back(run.bare_model, settings.model.use_compile) as failure:
-                dry_run(run)
+                dry_run(run, stage)
             if failure:
                 run.tracker.say(f"  {failure[0]}")
-                dry_run(run)
+                dry_run(run, stage)
             if run.progress.step == 0:
                 # Random weights score the logarithm of the vocabulary: one batch shows it, and steps come soon.
-                log_evaluation(run, 1 if settings.model.from_weight == "none" else None)
+                run.evaluate(run, 1 if settings.model.from_weight == "none" else None)
             elif run.progress.step < run.total_steps:
                 after_step(run)  # it was due when the checkpoint had been saved
             while run.progress.step < run.total_steps and train_epoch(run):
@@ -203,12 +211,16 @@ def assemble(
         total_steps=0,
         tracker=Tracker(run_folder / "metrics.jsonl" if world.is_main else None),
         checkpoints=CheckpointFolder(run_folder, options.keep_last),
+        evaluate=stage.evaluate,
+        count=stage.count,
         expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": train_data.summary.fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer)},
     )
     run.total_steps = run.estimate_total_steps()
     main_decides(lambda: check_room_for_all(run))
     run.sample = lambda run: sample_answers(run, stage, tokenizer)
+    if stage.prepare is not None:
+        notes += stage.prepare(run)
     return run, tokenizer, notes, table
 
 
@@ -267,22 +279,23 @@ def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGro
         )
 
 
-def dry_run(run: Run) -> None:
+def dry_run(run: Run, stage: Stage) -> None:
     """The largest micro-batch that can come, forward and backward, so that what would fail later fails now.
 
-    Rows of one document each that fills them, every token with a loss. It leaves no trace: gradients are dropped and
-    the random state is put back.
+    Rows of as few documents as can be that fill them, every token with a loss. It leaves no trace: gradients are
+    dropped and the random state is put back.
     """
     size, window = run.settings.optimization.batch_size, run.settings.data.max_seq_len
     tokens = run.train_data.preview[0]["input_ids"]
     input_ids = tokens.repeat(-(-size * window // len(tokens)))[: size * window].view(size, window)
-    batch = {"input_ids": input_ids, "labels": input_ids, "document_ids": torch.ones_like(input_ids)}
+    documents = 1 + torch.arange(window) * stage.documents_a_row // window
+    batch = {"input_ids": input_ids, "labels": input_ids, "document_ids": documents.expand_as(input_ids)}
     state = capture_rng(run.world.device)
-    counts = count_tokens(batch)
+    counts = run.count(batch)
     batch = to_device(batch, run.world.device)
     try:
         with run.autocast():
-            loss, _, _ = run.loss(run.bare_model, batch, StepContext(counts[0], counts[1], run.expert_loads))
+            loss, _, _ = run.loss(run.bare_model, batch, StepContext(counts[0], counts[2], run.expert_loads))
         (loss / counts[0].clamp(min=1)).backward()
     finally:
         run.bare_model.zero_grad(set_to_none=True)

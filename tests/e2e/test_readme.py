@@ -54,7 +54,9 @@ def write_user_files(folder: Path) -> None:
             "check": "exact",
         }
     ]
-    for name, rows in (("my_text", texts), ("my_chats", chats), ("my_questions", questions)):
+    pairs = [{"prompt": f"Say {index}.", "chosen": f"{index}!", "rejected": "No."} for index in range(60)]
+    files = {"my_text": texts, "my_chats": chats, "my_questions": questions, "my_pairs": pairs}
+    for name, rows in files.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     (folder / "shakespeare.txt").write_text("".join(row["text"] + "\n" for row in texts), encoding="utf-8")

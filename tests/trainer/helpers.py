@@ -20,6 +20,7 @@ from trainer.config import (
 )
 from trainer.distributed import World, copy_of_whole, meet, wrap_model
 from trainer.engine import after_step, train_epoch
+from trainer.evaluation import log_evaluation
 from trainer.losses import equal_expert_loads, language_model_loss
 from trainer.optim import build_optimizers
 from trainer.precision import choose_precision
@@ -131,6 +132,7 @@ def tiny_run(folder, rows, world=None, model=None, validation=None, flags=()):
         total_steps=0,
         tracker=Tracker(folder / "run" / "metrics.jsonl" if world.is_main else None),
         checkpoints=CheckpointFolder(folder / "run"),
+        evaluate=log_evaluation,
         expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": rows.summary.fingerprint},
     )

@@ -10,14 +10,14 @@ from trainer.losses import StepContext, balance_loss_sum, count_tokens, language
 
 def context_of(batches, loads=None):
     counts = sum(count_tokens(batch) for batch in batches)
-    return StepContext(counts[0], counts[1], loads)
+    return StepContext(counts[0], counts[2], loads)
 
 
 def gradients(model, batches, context):
     model.zero_grad()
     for batch in batches:
         loss, _, _ = language_model_loss(model, batch, context)
-        (loss / context.supervised_tokens).backward()
+        (loss / context.terms).backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
