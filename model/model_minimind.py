@@ -9,6 +9,7 @@ E experts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class MiniMindOutput(CausalLMOutputWithPast):
     """Qwen3ForCausalLM's output, the loss of every token, and what the routers did."""
 
     token_losses: Tensor | None = None  # (B, T) fp32 nats: -log p(labels[t] | tokens before t); 0 without a label
+    computed: Tensor | None = None  # what `compute` gave
     router_probability_sums: Tensor | None = None
     expert_counts: Tensor | None = None
 
@@ -325,6 +327,7 @@ class MiniMindForCausalLM(MiniMindPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         document_ids: Tensor | None = None,
         return_token_losses: bool = False,
+        compute: Callable[[Tensor, Tensor], Tensor] | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -340,6 +343,8 @@ class MiniMindForCausalLM(MiniMindPreTrainedModel, GenerationMixin):
             logits_to_keep: logits for the last so many positions only (0: all).
             document_ids: (B, T), packed rows: 0 padding, 1.. the documents of a row, which do not see each other.
             return_token_losses: needs labels; gives `token_losses` (B, T) and no logits.
+            compute: of the last hidden states (B, T, H) and the head's weight (V, H), something else for a loss; it
+                belongs inside this call, where DDP and FSDP see it.
 
         Raises ValueError for arguments that contradict each other.
         """
@@ -372,6 +377,7 @@ class MiniMindForCausalLM(MiniMindPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             token_losses=losses,
+            computed=None if compute is None else compute(hidden, self.lm_head.weight),
             router_probability_sums=outputs.router_probability_sums,
             expert_counts=outputs.expert_counts,
         )

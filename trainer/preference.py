@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from dataset.lm_dataset import IGNORED_LABEL, DPODataset
 from dataset.order import SkipBatchSampler
@@ -138,7 +139,7 @@ def pairs_of(values: Tensor) -> Tensor:
     return values.unflatten(1, (-1, 2))
 
 
-def prepare_preference(run: Run) -> list[str]:
+def prepare_preference(run: Run, _tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Give the pairs of all data sets the log-probabilities of the model as it is now; set the run's loss."""
     run.loss = PreferenceLoss(run.settings.stage)
     notes = []

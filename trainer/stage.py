@@ -84,7 +84,7 @@ class Stage:
         adapt: (model, settings) -> notes: changes the model that the run starts from, in place.
         count: of a micro-batch, (3,): terms of the loss, supervised tokens, tokens.
         documents_a_row: how many documents the loss needs in a row, at least.
-        prepare: (run) -> notes: what is due once, before the first step, with the weights that the run starts from.
+        prepare: (run, tokenizer) -> notes: what is due once, with the weights that the run starts from.
         evaluate: measures and logs in the middle of the training.
         save: (run, model, tokenizer, folder, record): leaves the result behind.
         marker: a file that tells this stage's result from another kind's.
@@ -101,7 +101,7 @@ class Stage:
     adapt: Callable[[MiniMindForCausalLM, Settings], list[str]] | None = None
     count: Callable[[Batch], torch.Tensor] = count_tokens
     documents_a_row: int = 1
-    prepare: Callable[[Run], list[str]] | None = None
+    prepare: Callable[[Run, PreTrainedTokenizerBase], list[str]] | None = None
     evaluate: Callable[[Run, int | None], dict[str, Any]] = log_evaluation
     save: Callable[[Run, MiniMindForCausalLM, PreTrainedTokenizerBase, Path, dict[str, Any]], None] = save_whole_model
     marker: str = "config.json"
@@ -220,7 +220,7 @@ def assemble(
     main_decides(lambda: check_room_for_all(run))
     run.sample = lambda run: sample_answers(run, stage, tokenizer)
     if stage.prepare is not None:
-        notes += stage.prepare(run)
+        notes += stage.prepare(run, tokenizer)
     return run, tokenizer, notes, table
 
 

@@ -56,12 +56,13 @@ def test_all_stages_on_two_ranks_from_a_foreign_folder(tmp_path):
         "trainer/train_full_sft.py": ["--data_path", "my_chats.jsonl"],
         "trainer/train_lora.py": ["--data_path", "my_chats.jsonl"],
         "trainer/train_dpo.py": ["--data_path", "my_pairs.jsonl"],
+        "trainer/train_distillation.py": ["--data_path", "my_chats.jsonl"],
     }
     for script, words in stages.items():
         printed = run([*torchrun, str(ROOT / script), *folders, *tiny, *words], tmp_path)
         assert printed.count("saved ") == 1, "exactly one rank speaks"
         assert "x 2 ranks" in printed
-    for name in ("pretrain_32", "mid_train_32", "full_sft_32", "dpo_32"):
+    for name in ("pretrain_32", "mid_train_32", "full_sft_32", "dpo_32", "distillation_32"):
         assert (tmp_path / "out" / name / "model.safetensors").is_file()
         assert (tmp_path / "out" / name / "README.md").read_text().startswith("---")
     assert (tmp_path / "out" / "lora_32" / "adapter_model.safetensors").is_file()

@@ -210,7 +210,7 @@ def train_on_pairs(world, folder, path, tokenizer, overrides, rows_a_rank):
     data = DPODataset(str(path), tokenizer, 128, say=None)
     run = tiny_run(folder, data, world, model, validation={"pairs": data}, flags=[*flags, "--epochs", 4])
     run.settings.stage, run.count, run.evaluate = PreferenceArguments(sft_weight=0.1), count_pairs, log_objective
-    prepare_preference(run)
+    prepare_preference(run, tokenizer)
     train(run)
     return run
 
