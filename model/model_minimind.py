@@ -344,7 +344,7 @@ class MiniMindForCausalLM(MiniMindPreTrainedModel, GenerationMixin):
             document_ids: (B, T), packed rows: 0 padding, 1.. the documents of a row, which do not see each other.
             return_token_losses: needs labels; gives `token_losses` (B, T) and no logits.
             compute: of the last hidden states (B, T, H) and the head's weight (V, H), something else for a loss; it
-                belongs inside this call, where DDP and FSDP see it.
+                belongs inside this call, where DDP and FSDP see it. Its result is `computed`; there are no logits.
 
         Raises ValueError for arguments that contradict each other.
         """
@@ -366,7 +366,7 @@ class MiniMindForCausalLM(MiniMindPreTrainedModel, GenerationMixin):
         logits = loss = losses = None
         if return_token_losses:
             losses = self._token_losses(hidden, labels)
-        else:
+        elif compute is None:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(hidden[:, kept])
             if labels is not None:

@@ -19,6 +19,7 @@ STAGE = Stage(
     defaults={
         "from_weight": "auto",
         "max_seq_len": 512,
+        "train_on": "last",
         "batch_size": 8,
         "optimizer": "adamw",
         "learning_rate": 2e-5,
