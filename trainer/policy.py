@@ -94,7 +94,6 @@ class PolicyLoss:
         """
         arguments = self.arguments
         compute = functools.partial(log_probs_at, labels=batch["labels"], temperature=arguments.temperature)
-        # Its own losses are those at temperature 1, which nobody asks for: `compute` is all that is wanted.
         output = model(input_ids=batch["input_ids"], document_ids=batch["document_ids"], compute=compute)
         log_probs = output.computed
         device = log_probs.device
@@ -116,12 +115,9 @@ class PolicyLoss:
         count = self.count(batch)[0]
         return add_balance_loss(loss_sum, sums, model, output, context), count, sums
 
-    def token_losses(
-        self, log_probs: Tensor, behaviour: Tensor, advantages: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def token_losses(self, log_probs: Tensor, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each token, without the divergence, and logs; all of one shape."""
         arguments = self.arguments
-        ratio = (log_probs - behaviour).exp()
         if arguments.loss_type == "cispo":
             losses = -ratio.detach().clamp(max=1 + arguments.high) * advantages * log_probs
             clipped = ratio > 1 + arguments.high
