@@ -98,7 +98,7 @@ def _scale(axes: Axes, values: list[float]) -> None:
         axes.set_ylim(bottom=0)
         return
     axes.set_yscale("log")
-    axes.set_ylim(min(positive) * 0.6, max(positive) * 1.3)
+    axes.set_ylim(min(positive) * 0.4, max(positive) * 1.3)  # room for the last value below its point
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dataset.formats import pair_from_row, row_kind, text_from_row, words_of
+from dataset.formats import text_from_row
 from eval.contamination import NGRAM_WORDS, Overlap, find_overlaps
-from eval.texts import Text, texts_of
+from eval.texts import Text, text_of_any_row, texts_of
 from trainer.config import flag, parse_arguments, raise_problems, user_errors
 
 
@@ -61,13 +61,6 @@ def evaluation_text(row: dict[str, Any]) -> str:
     return text_from_row(row)
 
 
-def training_text(row: dict[str, Any]) -> str:
-    """All that a row of training data says, both sides of a preference pair included."""
-    if row_kind(row) != "pair":
-        return text_from_row(row)
-    return "\n".join(words_of(messages) for messages, _ in pair_from_row(row))
-
-
 def print_overlaps(overlaps: Sequence[Overlap], texts: Sequence[Text], threshold: float, num_samples: int) -> None:
     """How many leaked, and the first of them with their rows."""
     judged = [overlap for overlap in overlaps if overlap.ngrams]
@@ -100,7 +93,7 @@ def main() -> None:
     (arguments,) = parse_arguments(ContaminationArguments, description=__doc__.split("\n", 1)[0])
     raise_problems(arguments.problems())
     texts = list(texts_of(arguments.eval_path, evaluation_text, "evaluation"))
-    rows = texts_of(arguments.data_path, training_text, "training data")
+    rows = texts_of(arguments.data_path, text_of_any_row, "training data")
     overlaps = find_overlaps(texts, rows, arguments.ngram_words)
     print_overlaps(overlaps, texts, arguments.threshold, arguments.samples)
     if arguments.output:

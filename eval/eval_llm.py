@@ -168,7 +168,7 @@ def describe_comparison(other: Path, report: TaskReport) -> str:
     change = f"{found.difference:+.1%} [{found.interval.low:+.1%} to {found.interval.high:+.1%}]"
     return (
         f"beside {other.name}, {found.shared:,} questions: {found.only_second:,} newly right, "
-        f"{found.only_first:,} newly wrong, {change}, {sure} (McNemar's exact test, p = {found.p_value:.2g})"
+        f"{found.only_first:,} newly wrong, {change}, {sure} (McNemar's exact test, p = {found.p_value:.1e})"
         + f"; {found.missing:,} not shared"
         * bool(found.missing)
     )

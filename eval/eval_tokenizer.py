@@ -21,8 +21,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from dataset.builtin.store import ensure_builtin_corpus
-from dataset.formats import text_from_row
-from eval.texts import texts_of
+from eval.texts import text_of_any_row, texts_of
 from eval.tokenization import encoding_rates, open_tokenizer, tokenizer_report
 from trainer.config import flag, parse_arguments, raise_problems, user_errors
 from trainer.data import BUILTIN_FOLDER
@@ -67,7 +66,7 @@ def read_domains(paths: Sequence[str] | None, max_characters: int) -> dict[str, 
     domains = {}
     for name, path in named.items():
         domains[name], characters = [], 0
-        for _, text in texts_of([path], text_from_row, name):
+        for _, text in texts_of([path], text_of_any_row, name):
             domains[name].append(text)
             characters += len(text)
             if max_characters and characters >= max_characters:

@@ -154,8 +154,8 @@ def _stages(records: Sequence[RunRecord]) -> str:
     text = ["## Stage by stage", *(["\n".join(meanings)] if meanings else []), table(header, rows)]
     if sources:
         text.append(
-            "*Bits per byte* is what the model would need to write a byte of text down that it has not seen: 8 for one "
-            "that knows nothing, and the lower the better, whatever the tokenizer. Before → after the stage."
+            "*Bits per byte* is what the model would need to write a byte of text down that it has not seen; a file "
+            "takes 8. The lower the better, whatever the tokenizer. Before → after the stage."
         )
     return "\n\n".join(text)
 
@@ -237,7 +237,7 @@ def _differences(records: Sequence[RunRecord]) -> str:
             f"{found.only_second:,}",
             f"{found.only_first:,}",
             f"{100 * found.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
-            f"{found.p_value:.2g}",
+            f"{found.p_value:.2g}" if found.p_value > 1e-12 else "< 1e-12",
         ])  # fmt: skip
     if not rows:
         return ""
