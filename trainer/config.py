@@ -166,6 +166,10 @@ class RunArguments:
     log_interval: int = flag(20, "optimizer steps between progress lines")
     eval_interval: int = flag(100, "optimizer steps between evaluations; 0: only before and after")
     eval_iters: int = flag(20, "batches of an evaluation")
+    questions: str | None = flag(None, "jsonl of your own questions, asked at each evaluation (see eval/eval_llm.py)")
+    eval_questions: int | None = flag(
+        None, "how many, evenly from all families; by default 104 of the embedded ones, if it trains on their chats"
+    )
     sample_interval: int = flag(0, "optimizer steps between sampled answers; 0: only at the end")
     save_dtype: Literal["float32", "bfloat16"] = flag("float32", "precision of the saved model")
     max_bad_steps: int = flag(20, "steps in a row without a finite gradient that end the run")
@@ -215,6 +219,7 @@ class Settings:
             "weight_decay": optimization.weight_decay,
             "eval_interval": run.eval_interval,
             "sample_interval": run.sample_interval,
+            "eval_questions": run.eval_questions or 0,
         }
         shares = {
             "warmup_ratio": optimization.warmup_ratio,

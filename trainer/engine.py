@@ -97,10 +97,11 @@ def train_epoch(run: Run) -> bool:
 
 
 def after_step(run: Run) -> None:
-    """What is due between two steps: an evaluation, samples. Nothing of it touches what the training goes on with."""
+    """What is due between two steps: an evaluation, questions, samples. None of it touches what is trained on with."""
     step, options = run.progress.step, run.settings.run
     if is_due(step, options.eval_interval):
         evaluate_and_keep_best(run)
+        run.ask(run)
     if is_due(step, options.sample_interval):
         run.sample(run)
     if run.world.device.type == "cpu":

@@ -64,6 +64,7 @@ class Run:
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     stop_asked: Callable[[], bool] = lambda: False
     sample: Callable[["Run"], None] = lambda run: None
+    ask: Callable[["Run"], None] = lambda run: None
 
     @property
     def bare_model(self) -> nn.Module:

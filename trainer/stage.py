@@ -16,15 +16,14 @@ import transformers
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from dataset.chat import render_prompt
 from dataset.store import tokenizer_fingerprint
 from dataset.stream import StreamDataset
 from dataset.token_bytes import token_byte_lengths
 from dataset.tokenise import Say
 from eval.stages import command_line
-from model.decoding import generate_tokens
 from model.model_minimind import MiniMindForCausalLM, count_parameters
 from trainer import results, weights
+from trainer.asking import ask_questions, questions_to_ask, sample_answers
 from trainer.checkpoint import CheckpointFolder, capture_rng, restore_rng
 from trainer.compiling import compile_layers, falling_back
 from trainer.config import (
@@ -135,6 +134,8 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             if run.progress.step == 0:
                 # Random weights score the logarithm of the vocabulary: one batch shows it, and steps come soon.
                 run.evaluate(run, 1 if settings.model.from_weight == "none" else None)
+                if settings.model.from_weight != "none":
+                    run.ask(run)
             elif run.progress.step < run.total_steps:
                 after_step(run)  # it was due when the checkpoint had been saved
             while run.progress.step < run.total_steps and train_epoch(run):
@@ -218,7 +219,11 @@ def assemble(
     )
     run.total_steps = run.estimate_total_steps()
     main_decides(lambda: check_room_for_all(run))
-    run.sample = lambda run: sample_answers(run, stage, tokenizer)
+    is_chat = not all(isinstance(prompt, str) for prompt in stage.sample_prompts)
+    questions, found = questions_to_ask(settings, is_chat, tokenizer, model.config.max_position_embeddings)
+    notes += found
+    run.sample = lambda run: sample_answers(run, stage.sample_prompts, tokenizer)
+    run.ask = lambda run: ask_questions(run, questions, tokenizer)
     if stage.prepare is not None:
         notes += stage.prepare(run, tokenizer)
     return run, tokenizer, notes, table
@@ -302,35 +307,11 @@ def dry_run(run: Run, stage: Stage) -> None:
         restore_rng(state, run.world.device)
 
 
-@torch.no_grad()
-def sample_answers(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Greedy continuations of the stage's sample prompts, printed and logged; touches no generator of the training."""
-    if not stage.sample_prompts or (model := whole_model(run.model, run.world)) is None:
-        return
-    prompts = [
-        tokenizer.encode(f"{tokenizer.decode([0])}{prompt}")
-        if isinstance(prompt, str)
-        else render_prompt(prompt, tokenizer)
-        for prompt in stage.sample_prompts
-    ]
-    model.eval()
-    stop_ids = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    with run.autocast():
-        replies = generate_tokens(model, prompts, max_new_tokens=48, stop_ids=stop_ids)
-    model.train()
-    samples = []
-    for prompt, reply in zip(stage.sample_prompts, replies, strict=True):
-        question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        answer = tokenizer.decode(reply.ids, skip_special_tokens=True)
-        samples.append({"prompt": question, "reply": answer})
-        run.tracker.say(f"  sample | {question} -> {answer!r}")
-    run.tracker.log(run.progress.step, {"tokens": run.progress.tokens, "samples": samples})
-
-
 def finish(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Last evaluation, samples, and the model folder that the next stage and every other tool opens."""
     folder = results.result_folder(run.settings.run.save_dir, run.settings.run.save_weight, run.bare_model.config)
     metrics = evaluate_and_keep_best(run)
+    run.ask(run)
     run.sample(run)
     run.checkpoints.writer.wait()
     run.tracker.finish()
