@@ -109,7 +109,9 @@ class PreferenceLoss:
             losses = losses - arguments.sft_weight * log_probs[..., 0] / tokens[..., 0].clamp(min=1)
         ratios, margins = ratios.detach(), margins.detach()
         logs = {
-            # Equal ones, as all are before the first step, are half right.
+            # Of the model alone, whatever the reference says; and the implicit reward's, where equal ones, as all are
+            # before the first step, are half right.
+            "preferred": (log_probs[..., 0] > log_probs[..., 1]).float(),
             "accuracy": (margins > 0).float() + 0.5 * (margins == 0).float(),
             "margin": arguments.beta * margins,
             "chosen_reward": arguments.beta * ratios[..., 0],
