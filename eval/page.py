@@ -16,6 +16,8 @@ STAGE_MEANINGS = {
     "pretrain": "reads documents and learns to guess each next token: spelling, grammar, facts",
     "mid_train": "goes on with better documents and with first conversations, so that it knows what a turn looks like",
     "full_sft": "learns to answer: of each conversation only the assistant's words count",
+    "distillation": "learns a teacher's probability of every next token, not only the token that came",
+    "dpo": "learns which of two answers is better",
     "lora": "learns a small adapter beside weights that stay as they are",
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.stages import read_evaluation
 
-STAGE_ORDER = ("pretrain", "mid_train", "full_sft")
+STAGE_ORDER = ("pretrain", "mid_train", "full_sft", "distillation", "dpo")
 
 
 @dataclass

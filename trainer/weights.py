@@ -22,6 +22,8 @@ COMMAND_FOR = {
     "pretrain": "python trainer/train_pretrain.py",
     "mid_train": "python scripts/mid_train.py",
     "full_sft": "python trainer/train_full_sft.py",
+    "distillation": "python trainer/train_distillation.py",
+    "dpo": "python trainer/train_dpo.py",
 }
 """Which command makes the weights of each stage's default name."""
 
