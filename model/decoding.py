@@ -1,4 +1,4 @@
-"""Batched decoding, the only sampler: prompts in, token ids out.
+"""Batched decoding: prompts in, token ids out.
 
 `Decoder` runs the same weights as `MiniMindForCausalLM` without its modules: weights lie as the processor reads them
 best, q/k/v and gate/up are one product each, and keys and values go into a preallocated cache. At small sizes most of a
@@ -10,9 +10,8 @@ Rows are independent: a row's sample depends on its prompt, the seed and its ind
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -21,76 +20,22 @@ from torch import Tensor, nn
 
 from model.model_minimind import MiniMindForCausalLM, rotate
 from model.moe import MixtureOfExperts, run_grouped
+from model.sampling import Sampling
 
 CACHE_STEP = 128  # the cache grows by at least so many tokens
 PACKED_ROWS = 64  # weights are laid out for about so many rows; it serves one as well
-TOP_P_CANDIDATES = 256  # top_p looks at so many best tokens before it sorts the whole vocabulary
 
 
 @dataclass
 class GeneratedReply:
-    """What one prompt led to: the new ids without the stop token, and the stop token that ended them, if one did."""
+    """What one prompt led to: the new ids without the stop token, and the stop token that ended them, if one did.
+
+    `log_probs` are those of the ids, and of the stop token behind them, at the sampling temperature; if asked for.
+    """
 
     ids: list[int]
     stop_id: int | None = None
-
-
-@dataclass
-class Sampling:
-    """How the next token is chosen. Temperature 0 is greedy; top_k 0 and top_p 1 filter nothing.
-
-    Raises ValueError for values out of range.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}: it must be 0 (greedy) or above")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}: it must be 0 (off) or above")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}: it must lie in (0, 1]")
-
-    def uniforms(self, row: int, count: int) -> Tensor:
-        """(count,) numbers in [0, 1) that belong to this seed and row: one for each new token."""
-        digest = hashlib.blake2b(f"{self.seed}:{row}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        return torch.rand(count, generator=generator, dtype=torch.float64)
-
-    def choose(self, logits: Tensor, uniforms: Tensor) -> Tensor:
-        """logits (B, V), uniforms (B,) -> token ids (B,)."""
-        if self.temperature == 0:
-            return logits.float().argmax(dim=-1)  # four times as fast as in bfloat16 on a CPU
-        scores = logits.float() / self.temperature
-        if not self.top_k and self.top_p == 1:
-            return _pick(scores.double().softmax(dim=-1), uniforms)
-        return self._choose_among_best(scores, uniforms, min(self.top_k or TOP_P_CANDIDATES, scores.shape[-1]))
-
-    def _choose_among_best(self, scores: Tensor, uniforms: Tensor, count: int) -> Tensor:
-        """Draw from the `count` best tokens; rows whose best do not reach top_p draw from all (a full sort is slow)."""
-        best, tokens = scores.topk(count, dim=-1)
-        total = (best if self.top_k else scores).logsumexp(dim=-1, keepdim=True)
-        probabilities = (best - total).double().exp()
-        spent = probabilities.cumsum(dim=-1)
-        # Keep the smallest set that reaches top_p: every token before which less than top_p was spent.
-        kept = probabilities.masked_fill(spent - probabilities >= self.top_p, 0.0)
-        chosen = tokens.gather(1, _pick(kept, uniforms)[:, None])[:, 0]
-        if not self.top_k and count < scores.shape[-1]:
-            short = (spent[:, -1] < self.top_p).nonzero()[:, 0]
-            if len(short):
-                chosen[short] = self._choose_among_best(scores[short], uniforms[short.cpu()], scores.shape[-1])
-        return chosen
-
-
-def _pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """probabilities (B, V), in any scale, uniforms (B,) -> the place at which the cumulative probability passes u."""
-    cumulative = probabilities.cumsum(dim=-1)
-    target = uniforms[:, None].to(cumulative.device) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).clamp_max_(cumulative.shape[-1] - 1)[:, 0]
+    log_probs: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -314,22 +259,38 @@ class _Batch:
             self.padding = self.padding[index]
 
 
+@dataclass
+class _Request:
+    """What is decoded together: prompts by row number, and how."""
+
+    prompts: dict[int, list[int]]
+    max_new_tokens: int
+    stop_ids: set[int]
+    sampling: Sampling
+    noise_keys: Sequence[int | str] | None = None  # by row number; the row numbers themselves by default
+    keep_log_probs: bool = False
+
+
 @torch.inference_mode()
-def _decode(
-    decoder: Decoder, prompts: dict[int, list[int]], max_new_tokens: int, stop_ids: set[int], sampling: Sampling
-) -> Iterator[list[tuple[int, int]]]:
-    """Decode prompts (row number -> ids) together; yields each step's (row, token), stop tokens included."""
+def _decode(decoder: Decoder, request: _Request) -> Iterator[list[tuple[int, int, float]]]:
+    """Decode prompts together; yields each step's (row, token, log-probability or 0), stop tokens included."""
+    prompts, sampling, keys = request.prompts, request.sampling, request.noise_keys
     places = decoder.config.max_position_embeddings
-    limits = {row: min(max_new_tokens, places - len(prompt)) for row, prompt in prompts.items()}
+    limits = {row: min(request.max_new_tokens, places - len(prompt)) for row, prompt in prompts.items()}
     rows = list(prompts)  # row numbers in the batch's order
     alive = set(rows)
     batch = _Batch(decoder, list(prompts.values()))
-    uniforms = torch.stack([sampling.uniforms(row, max_new_tokens) for row in rows]) if sampling.temperature else None
+    uniforms = None
+    if sampling.temperature:
+        noise = [sampling.uniforms(keys[row] if keys is not None else row, request.max_new_tokens) for row in rows]
+        uniforms = torch.stack(noise)
     for step in range(max(limits.values())):
-        chosen = sampling.choose(batch.advance(), uniforms[:, step] if uniforms is not None else None)
-        pairs = [(row, token) for row, token in zip(rows, chosen.tolist(), strict=True) if row in alive]
-        yield pairs
-        alive.difference_update(row for row, token in pairs if token in stop_ids or step + 1 == limits[row])
+        logits = batch.advance()
+        chosen = sampling.choose(logits, uniforms[:, step] if uniforms is not None else None)
+        log_probs = sampling.log_probs(logits, chosen).tolist() if request.keep_log_probs else [0.0] * len(rows)
+        drawn = zip(rows, chosen.tolist(), log_probs, strict=True)
+        yield (drawn := [one for one in drawn if one[0] in alive])
+        alive.difference_update(row for row, token, _ in drawn if token in request.stop_ids or step + 1 == limits[row])
         if not alive:
             return
         batch.tokens = chosen[:, None]
@@ -351,6 +312,8 @@ def generate_tokens(
     seed: int = 0,
     batch_size: int = 64,
     dtype: torch.dtype | None = None,
+    noise_keys: Sequence[int | str] | None = None,
+    keep_log_probs: bool = False,
 ) -> list[GeneratedReply]:
     """Continue every prompt; replies come in the order of the prompts.
 
@@ -362,6 +325,8 @@ def generate_tokens(
         temperature, top_k, top_p, seed: see `Sampling`. Row i of a call always draws the same noise for a seed.
         batch_size: prompts decoded together; they are sorted by length first.
         dtype: cast the decoding copy of the weights, for example to torch.bfloat16.
+        noise_keys: what a prompt's noise depends on besides the seed, in place of its row number.
+        keep_log_probs: give the log-probability of each token.
 
     Raises ValueError for an empty or too long prompt, or a sampling value out of range.
     """
@@ -374,12 +339,15 @@ def generate_tokens(
     stops = set(stop_ids)
     for first in range(0, len(prompts), batch_size):
         rows = by_length[first : first + batch_size]
-        for pairs in _decode(decoder, {row: prompts[row] for row in rows}, max_new_tokens, stops, sampling):
-            for row, token in pairs:
+        batch = {row: prompts[row] for row in rows}
+        for drawn in _decode(decoder, _Request(batch, max_new_tokens, stops, sampling, noise_keys, keep_log_probs)):
+            for row, token, log_prob in drawn:
                 if token in stops:
                     replies[row].stop_id = token
                 else:
                     replies[row].ids.append(token)
+                if keep_log_probs:
+                    replies[row].log_probs.append(log_prob)
     return replies
 
 
@@ -398,10 +366,10 @@ def stream_tokens(
     sampling = Sampling(temperature, top_k, top_p, seed)
     decoder = model if isinstance(model, Decoder) else Decoder(model, dtype)
     _check_prompt(prompt_ids, "the prompt", decoder)
-    for pairs in _decode(decoder, {0: prompt_ids}, max_new_tokens, set(stop_ids), sampling):
-        if pairs[0][1] in stop_ids:
+    for drawn in _decode(decoder, _Request({0: prompt_ids}, max_new_tokens, set(stop_ids), sampling)):
+        if drawn[0][1] in stop_ids:
             return
-        yield pairs[0][1]
+        yield drawn[0][1]
 
 
 def _check_prompt(prompt: list[int], name: str, decoder: Decoder) -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from model.decoding import CACHE_STEP, Decoder, GeneratedReply, Sampling, _Batch, generate_tokens, stream_tokens
+from model.decoding import CACHE_STEP, Decoder, GeneratedReply, _Batch, generate_tokens, stream_tokens
+from model.sampling import Sampling
 from tests.model.helpers import VOCABULARY, random_tokens, tiny_model
 
 STOP = [2, 13, 29, 47]
@@ -78,7 +79,7 @@ def test_top_p_looks_at_all_tokens_when_the_best_are_not_enough(monkeypatch):
     logits = torch.cat((torch.zeros(2, VOCABULARY), torch.eye(1, VOCABULARY) * 50))
     uniforms = torch.tensor([0.01, 0.99, 0.5], dtype=torch.float64)
     expected = Sampling(1.0, 0, 0.95).choose(logits, uniforms)
-    monkeypatch.setattr("model.decoding.TOP_P_CANDIDATES", 4)
+    monkeypatch.setattr("model.sampling.TOP_P_CANDIDATES", 4)
     chosen = Sampling(1.0, 0, 0.95).choose(logits, uniforms)
     assert torch.equal(chosen, expected) and chosen[2] == 0 and chosen[0] != chosen[1]
 
@@ -180,3 +181,25 @@ def test_training_goes_on_after_decoding():
     tokens = random_tokens(2, 10)
     model.train()(tokens, labels=tokens).loss.backward()
     assert not model.model.rotary._frequencies.is_inference()
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_moe": True}], ids=["dense", "moe"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_the_models_own_at_the_temperature(fields, temperature):
+    model, prompts = tiny_model(seed=7, initializer_range=0.05, **fields), some_prompts()
+    replies = generate_tokens(model, prompts, 20, STOP, temperature, batch_size=4, keep_log_probs=True)
+    assert {reply.stop_id is None for reply in replies} == {True, False}
+    for prompt, reply in zip(prompts, replies, strict=True):
+        drawn = [*reply.ids, *([] if reply.stop_id is None else [reply.stop_id])]
+        logits = model(torch.tensor([prompt + drawn])).logits[0, len(prompt) - 1 : -1] / temperature
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(drawn)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(reply.log_probs), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_noise_belongs_to_its_key_whatever_the_batch():
+    model, prompts = tiny_model(initializer_range=0.05), some_prompts()
+    keys = [f"3:{number}" for number in range(len(prompts))]
+    replies = generate_tokens(model, prompts, 20, STOP, 1.0, seed=5, noise_keys=keys)
+    backwards = generate_tokens(model, prompts[::-1], 20, STOP, 1.0, seed=5, batch_size=2, noise_keys=keys[::-1])
+    assert replies == backwards[::-1]
+    assert replies != generate_tokens(model, prompts, 20, STOP, 1.0, seed=5, noise_keys=[f"4:{key}" for key in keys])
