@@ -5,9 +5,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eval.questions import Z_95, Interval
 from eval.stages import REPLIES_FILE
+
+FIELDS = ("family", "language", "prompt", "reply", "expected")
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,23 @@ def compare(first: Mapping[str, bool], second: Mapping[str, bool]) -> Comparison
 
 
 def verdicts_of(folder: Path) -> dict[str, bool]:
-    """Which questions an evaluated model got right, by id.
+    """Which questions an evaluated model got right, by id. Raises ValueError as `replies_of` does."""
+    return {reply["id"]: reply["right"] for reply in replies_of(folder)}
+
+
+def replies_of(folder: Path) -> list[dict[str, Any]]:
+    """What an evaluated model said to each question: id, family, language, prompt, reply, expected, right.
 
     Raises:
         ValueError: it was not evaluated, or the file cannot be read.
     """
     path = folder / REPLIES_FILE
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        replies = [json.loads(line) for line in lines]
-        return {reply["id"]: bool(reply["right"]) for reply in replies}
+        replies = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [
+            {"id": reply["id"], "right": bool(reply["right"])} | {name: str(reply.get(name, "-")) for name in FIELDS}
+            for reply in replies
+        ]
     except FileNotFoundError:
         raise ValueError(
             f"{folder}: not evaluated; do it with: python eval/eval_llm.py --model_path {folder}"

@@ -1,17 +1,21 @@
 """The report as markdown, from the records of finished runs: totals first, then stage by stage, then details."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
-from eval.comparison import compare, verdicts_of
+from eval.changes import changes, mistakes
 from eval.curves import format_tokens, merge_languages
+from eval.markdown import cell, duration, table
 from eval.questions import wilson_interval
 from eval.records import RunRecord
 from eval.stages import short_path
 
 LANGUAGE_NAMES = {"en": "English", "zh": "Chinese"}
 SAMPLE_FAMILIES = 10
+EMBEDDED_WORLD = (
+    "The questions are about an invented world: its facts were read in training, these wordings of the questions were "
+    "not; numbers, lists and stories are new."
+)
 STAGE_MEANINGS = {
     "pretrain": "reads documents and learns to guess each next token: spelling, grammar, facts",
     "mid_train": "goes on with better documents and with first conversations, so that it knows what a turn looks like",
@@ -39,41 +43,15 @@ def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
         )
     sections.append(_languages(records))
     if scored:
-        sections += [_scores(scored, pictures), _differences(scored), _tools(scored)]
+        sections += [_scores(scored, pictures), changes(scored), _tools(scored), mistakes(scored[-1])]
     if "experts" in pictures:
         sections.append(
             f"## Experts\n\n![Load of each expert]({pictures['experts']})\n\n"
             "How many tokens each expert of each layer gets, as a multiple of an even share. Red ones are busy, blue "
             "ones idle; the balance loss keeps them near 1."
         )
-    sections += [_data(records), _environment(records), _commands(records)]
+    sections += [_data(records), _environment(records), _commands(records), _next_steps(records[-1])]
     return "\n\n".join(["# How the training went", *(section for section in sections if section)]) + "\n"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A markdown table; the first `left` columns are text, the others figures on the right."""
-    marks = ["---"] * left + ["---:"] * (len(header) - left)
-    lines = [header, marks, *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def cell(text: str, longest: int = 160) -> str:
-    """Any text inside one table cell: no line breaks, no column marks, nothing that markdown would format."""
-    text = " ⏎ ".join(part.strip() for part in text.splitlines() if part.strip())
-    text = text if len(text) <= longest else text[: longest - 1] + "…"
-    for character in "\\|*_`<>[]":
-        text = text.replace(character, "\\" + character)
-    return text
-
-
-def duration(seconds: float) -> str:
-    """45 s, 3 min 20 s, 2 h 05 min."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds // 60 % 60:02d} min"
 
 
 def _percent(right: int, total: int) -> str:
@@ -104,16 +82,18 @@ def _totals(records: Sequence[RunRecord]) -> str:
         families = merge_languages(last).values()
         plain = [score for score in families if not score["free_arithmetic"]]
         right, asked = sum(score["right"] for score in plain), sum(score["total"] for score in plain)
+        everything = f"{_percent(scores['right'], scores['questions'])} of {scores['questions']:,}"
+        apart = f" (with those that need arithmetic without a tool: {everything})"
         lines.append(
-            f"- It answers **{_percent(right, asked)}** of {asked:,} held-out questions rightly"
-            + (" (those that need arithmetic without a tool apart)" if len(plain) < len(families) else "")
+            f"- It answers **{_percent(right, asked)}** of {asked:,} held-out questions correctly"
+            + apart * (len(plain) < len(families))
             + f", and ends {_percent(scores['turns_ended'], scores['turns'])} of its turns itself."
         )
         tools = scores["tools"]
         if tools["total"]:
             lines.append(
-                f"- Of {tools['total']:,} questions that need a tool, it makes the right call in "
-                f"{_percent(tools['right_arguments'], tools['total'])}."
+                f"- It makes the right call for {_percent(tools['right_arguments'], tools['total'])} of "
+                f"{tools['total']:,} questions that need a tool."
             )
     return "\n".join(lines)
 
@@ -135,7 +115,7 @@ def _stages(records: Sequence[RunRecord]) -> str:
     header = ["stage", "documents", "chats", "tokens", "steps", "time", "tokens/s"]
     header += [f"bits per byte, {source}" for source in sources] + (["right answers"] if scored else [])
     rows = []
-    for record in records:
+    for before, record in zip([None, *records], records, strict=False):
         data = record.run.get("data", {}).get("train", {})
         row = [
             record.name,
@@ -146,29 +126,38 @@ def _stages(records: Sequence[RunRecord]) -> str:
             duration(record.seconds),
             f"{record.run.get('tokens_per_second', 0):,.0f}",
         ]
-        row += [_before_after(record, source) for source in sources]
+        row += [_before_after(record, source, before) for source in sources]
         if scored:
             scores = (record.evaluation or {}).get("scores")
             row.append(_percent(scores["right"], scores["questions"]) if scores else "-")
         rows.append(row)
     stages = dict.fromkeys(record.stage for record in records)
     meanings = [f"- **{stage}** {STAGE_MEANINGS[stage]}." for stage in stages if stage in STAGE_MEANINGS]
-    text = ["## Stage by stage", *(["\n".join(meanings)] if meanings else []), table(header, rows)]
+    text = ["## What each stage did", *(["\n".join(meanings)] if meanings else []), table(header, rows)]
     if sources:
         text.append(
             "*Bits per byte* is what the model would need to write a byte of text down that it has not seen; a file "
-            "takes 8. The lower the better, whatever the tokenizer. Before → after the stage."
+            "takes 8. The lower the better, whatever the tokenizer. Before → after the stage. A stage unlearns what it "
+            "no longer reads, so a model that answers may be a poor one for plain text; and looks in the middle of "
+            "pretraining cut documents at the ends of rows, which costs a little."
         )
     return "\n\n".join(text)
 
 
-def _before_after(record: RunRecord, source: str) -> str:
-    """Bits per byte before and after the stage, or after it alone where only the evaluation looked at that source."""
+def _before_after(record: RunRecord, source: str, before: RunRecord | None) -> str:
+    """Bits per byte before and after the stage; where it did not look at that source, by the evaluations of both."""
     points = record.validation_points(source)
     if points:
         return f"{points[0][1]:.3f} → {points[-1][1]:.3f}" if len(points) > 1 else f"{points[0][1]:.3f}"
-    value = (record.evaluation or {}).get("losses", {}).get(source, {}).get("bits_per_byte")
-    return "-" if value is None else f"{value:.3f}"
+    value = _evaluated(record, source)
+    if value is None:
+        return "-"
+    earlier = _evaluated(before, source) if before is not None and before.chain == record.chain else None
+    return f"{value:.3f}" if earlier is None else f"{earlier:.3f} → {value:.3f}"
+
+
+def _evaluated(record: RunRecord, source: str) -> float | None:
+    return (record.evaluation or {}).get("losses", {}).get(source, {}).get("bits_per_byte")
 
 
 def _languages(records: Sequence[RunRecord]) -> str:
@@ -200,7 +189,10 @@ def _scores(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
         text.append(f"![Right answers by question family, for each stage]({pictures['scores']})")
     text.append(
         "Right answers to held-out questions in per cent, greedily decoded, with the 95 % interval (Wilson). "
-        "*constant* is what the best single reply to all of a family's questions would get."
+        "*constant* is what the best single reply to all of a family's questions would get; choosing blindly between "
+        "things that a question names gets more. The intervals are about the choice of questions, not about another "
+        "training run; some questions differ only in a greeting, so they are a little too narrow."
+        + (f" {EMBEDDED_WORLD}" if _is_embedded(records) else "")
     )
     for language in languages:
         families = sorted(
@@ -224,31 +216,8 @@ def _scores(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
     return "\n\n".join(text)
 
 
-def _differences(records: Sequence[RunRecord]) -> str:
-    """Each run beside the one before it on the same questions: more than chance, or not."""
-    rows = []
-    for before, after in pairwise(records):
-        try:
-            found = compare(verdicts_of(before.folder), verdicts_of(after.folder))
-        except ValueError:  # an evaluation that left no replies
-            continue
-        low, high = found.interval.low, found.interval.high
-        rows.append([
-            f"{before.name} → {after.name}",
-            f"{found.shared:,}",
-            f"{found.only_second:,}",
-            f"{found.only_first:,}",
-            f"{100 * found.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
-            f"{found.p_value:.2g}" if found.p_value > 1e-12 else "< 1e-12",
-        ])  # fmt: skip
-    if not rows:
-        return ""
-    header = ["", "questions", "newly right", "newly wrong", "difference in per cent", "p"]
-    return (
-        "## What each stage changed\n\nThe same questions before and after, with the 95 % interval of the difference "
-        "and McNemar's exact test: *p* is how often models that do not differ would differ so much by chance.\n\n"
-        + table(header, rows)
-    )
+def _is_embedded(records: Sequence[RunRecord]) -> bool:
+    return all(record.evaluation.get("questions", {}).get("path") == "embedded" for record in records)
 
 
 def _tools(records: Sequence[RunRecord]) -> str:
@@ -300,8 +269,9 @@ def _samples(records: Sequence[RunRecord]) -> str:
         return ""
     header = ["family", "question", "expected", *(record.name for record in records)]
     opening = (
-        "## What it says, stage by stage\n\nThe same held-out questions after each stage. A model that has only read "
-        "takes a question for text to go on with; one that has seen conversations answers.\n\n"
+        "## Example answers\n\nThe same held-out questions after each stage. A model that has only read takes a "
+        "question for text to go on with; one that has seen conversations answers. What it thinks is not judged, only "
+        "what it says then.\n\n"
     )
     return opening + table(header, rows, left=len(header))
 
@@ -325,7 +295,11 @@ def _data(records: Sequence[RunRecord]) -> str:
                 f"`{str(data.get('fingerprint', ''))[:12]}`",
             ])  # fmt: skip
     header = ["stage", "part", "from", "rows", "left out", "tokens", "with a loss", "filled", "fingerprint"]
-    return "## Data\n\n" + table(header, rows, left=3)
+    return (
+        "## Data\n\n*Left out*: rows that could not be used. *With a loss*: tokens that are trained on. *Filled*: the "
+        "share of the rows' places that hold a token. The *fingerprint* changes with any row.\n\n"
+        + table(header, rows, left=3)
+    )
 
 
 def _environment(records: Sequence[RunRecord]) -> str:
@@ -343,3 +317,13 @@ def _environment(records: Sequence[RunRecord]) -> str:
 def _commands(records: Sequence[RunRecord]) -> str:
     lines = [str(record.run.get("command", "")) for record in records]
     return "## Commands that made it\n\n```\n" + "\n".join(lines) + "\n```"
+
+
+def _next_steps(last: RunRecord) -> str:
+    folder = short_path(last.folder)
+    commands = [
+        f"python scripts/chat.py --model_path {folder}",
+        f"python eval/eval_llm.py --model_path {folder} --questions my_questions.jsonl",
+        f"python scripts/serve_openai_api.py --model_path {folder}",
+    ]
+    return "## Try next\n\n```\n" + "\n".join(commands) + "\n```"

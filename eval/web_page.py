@@ -20,7 +20,7 @@ th { background: #f5f7fa; position: sticky; top: 0; }
 td[style*=right] { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .right { color: #16794c; } .wrong { color: #b3261e; }
 pre { background: #f5f7fa; padding: 1rem; overflow-x: auto; } code { font-size: .85rem; }
-nav { font-size: .9rem; } nav a { margin-right: 1rem; }
+nav { font-size: .9rem; } nav a { margin-right: 1rem; white-space: nowrap; }
 @media (prefers-color-scheme: dark) {
   body { color: #e4e7eb; background: #15191e; } th, pre { background: #1f262e; }
   th, td, h2 { border-color: #323f4b; } a { color: #7cc4fa; } .right { color: #5fd39b; } .wrong { color: #ff8a80; }
@@ -52,7 +52,7 @@ def to_html(markdown: str, folder: Path) -> str:
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     for mark, name in (("✓", "right"), ("✗", "wrong")):
         body = body.replace(f"<td>{mark} ", f'<td><b class="{name}">{mark}</b> ')
-    links = "".join(f'<a href="#part-{number}">{html.escape(text)}</a>' for number, text in enumerate(headings))
+    links = " ".join(f'<a href="#part-{number}">{html.escape(text)}</a>' for number, text in enumerate(headings))
     body = body.replace("</h1>", f"</h1>\n<nav>{links}</nav>", 1)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'

@@ -339,7 +339,7 @@ def describe_run(run: Run, stage: Stage, metrics: dict[str, Any]) -> dict[str, A
             "total_steps": run.total_steps,
             "tokens_per_second": run.progress.tokens / max(run.progress.seconds, 1e-9),
             "metrics": metrics,
-            "precision": run.precision.reason,
+            "precision": f"{str(run.precision.dtype).removeprefix('torch.')} ({run.precision.reason})",
             "environment": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,

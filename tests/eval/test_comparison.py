@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from eval.changes import lost_families
 from eval.comparison import compare, sign_test, verdicts_of
 
 
@@ -52,3 +53,17 @@ def test_verdicts_come_from_an_evaluated_folder(tmp_path):
     (tmp_path / "eval_replies.jsonl").write_text("{")
     with pytest.raises(ValueError, match="eval_replies.jsonl: cannot be read"):
         verdicts_of(tmp_path)
+
+
+def replies(rights, family="home", language="en"):
+    return [
+        {"id": f"{family}-{language}-{number}", "family": family, "language": language, "right": right}
+        for number, right in enumerate(rights)
+    ]
+
+
+def test_families_that_fell_beyond_chance_are_named():
+    first = replies([True] * 40) + replies([True] * 40, "sort", "zh")
+    second = replies([True] * 30 + [False] * 10) + replies([True] * 37 + [False] * 3, "sort", "zh")
+    assert lost_families(first, second) == ["home (en) 100 → 75 %"]
+    assert lost_families(second, first) == []

@@ -6,10 +6,11 @@ import pytest
 from matplotlib.image import imread
 
 from eval.curves import format_tokens, merge_languages, smooth
-from eval.page import build_page, cell, duration, table
+from eval.markdown import cell, duration, table
+from eval.page import build_page
 from eval.records import chain_records, find_records
 from eval.report import ReportArguments, comparable_scores, evaluate_records, write_report
-from tests.eval.helpers import make_run
+from tests.eval.helpers import make_run, write_rows
 
 
 @pytest.fixture
@@ -62,12 +63,13 @@ def test_errors_say_what_is_missing_and_what_to_do(out, tmp_path):
 
 def test_the_page_has_the_totals_first_and_everything_after(out):
     page = write_report(find_records(out), out).read_text(encoding="utf-8")
-    start = page.split("## What it says")[0]
+    start = page.split("## Example answers")[0]
     assert "5.0 million parameters, trained in 3 stages on 12k tokens in **3 min 15 s** on 2 CPU threads" in start
-    assert "**100.0 %** of 6 held-out questions" in start and "ends 88.9 % of its turns" in start
-    assert "right call in 50.0 %" in start
+    assert "**100.0 %** of 6 held-out questions correctly (with those that need" in start and "75.0 % of 8)" in start
+    assert "ends 88.9 % of its turns" in start
+    assert "right call for 50.0 % of 2 questions" in start
     assert "| pretrain_256 | 1,234 | 0 | 4k | 4 | 1 min 05 s | 62 | 2.000 → 0.400 | 0.888 | 75.0 % |" in page
-    assert "| full_sft_256 | 1,234 | 0 | 4k | 4 | 1 min 05 s | 62 | 0.777 | 2.000 → 0.400 | 75.0 % |" in page
+    assert "| full_sft_256 | 1,234 | 0 | 4k | 4 | 1 min 05 s | 62 | 0.777 → 0.777 | 2.000 → 0.400 | 75.0 % |" in page
     assert "| addition \\* | 2 | 50 | 0 (0–66) | 0 (0–66) | 0 (0–66) |" in page
     assert "### Chinese" in page and "| home | 2 | 50 | 100 (34–100) |" in page
     assert "| full_sft_256 | 100.0 % | 100.0 % | 50.0 % | 50.0 % | 88.9 % |" in page
@@ -83,7 +85,7 @@ def test_the_page_has_the_totals_first_and_everything_after(out):
     assert len(tables) == 8
     assert "| stage | text, english | text, chinese |" in page and "| mid_train_256 | 0.700 | 0.810 |" in page
     headings = [line for line in page.splitlines() if line.startswith("## ")]
-    assert headings[:3] == ["## What it says, stage by stage", "## Stage by stage", "## Scores by question family"]
+    assert headings[:3] == ["## Example answers", "## What each stage did", "## Scores by question family"]
     assert "**full_sft** learns to answer" in page
     for rows in tables:
         assert len({row.replace("\\|", "").count("|") for row in rows}) == 1, rows[0]
@@ -151,3 +153,18 @@ def test_a_page_of_an_empty_evaluation_still_builds(tmp_path):
     (folder / "metrics.jsonl").write_text("")
     page = build_page(chain_records(find_records(tmp_path)), {})
     assert page.startswith("# How the training went") and "| pretrain_256 |" in page
+
+
+def test_changes_and_mistakes_come_from_the_replies(out):
+    for stage, rights in (("pretrain", [1] * 20), ("mid_train", [1] * 8 + [0] * 12)):
+        rows = [
+            {"id": f"q{number}", "family": "home", "language": "en", "prompt": f"Where is {number}?",
+             "expected": "Here.", "reply": "*There*", "right": bool(right)}
+            for number, right in enumerate(rights)
+        ]  # fmt: skip
+        write_rows(out / f"{stage}_256" / "eval_replies.jsonl", rows)
+    page = build_page(find_records(out, ["pretrain_256", "mid_train_256"]), {})
+    assert "| pretrain_256 → mid_train_256 | 20 | 0 | 12 |" in page
+    assert "Fell from pretrain_256 → mid_train_256: home (en) 100 → 40 %." in page
+    assert "## What mid_train_256 gets wrong" in page and "| home | Where is 14? | Here. | \\*There\\* |" in page
+    assert "chat.py --model_path" in page.split("## Try next")[1]

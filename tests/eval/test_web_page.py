@@ -65,7 +65,7 @@ def test_in_a_browser_everything_is_there_and_nothing_is_fetched(browser, tmp_pa
     assert len(widths) == 2 and all(natural == 1440 and 0 < shown <= width for natural, shown in widths)
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "only tables may be scrolled sideways"
     first, second = (page.locator("h2").nth(index).inner_text() for index in (0, 1))
-    assert (first, second) == ("What it says, stage by stage", "Stage by stage")
+    assert (first, second) == ("Example answers", "What each stage did")
     page.get_by_role("link", name="Scores by question family").click()
     assert page.get_by_role("heading", name="Scores by question family").bounding_box()["y"] < 200
     page.close()
