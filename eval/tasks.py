@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from typing import Any
 
 import torch
@@ -232,6 +233,9 @@ def score_questions(
         conversations = [(histories[index], questions[index].tools) for index in open_indices]
         chats = chat_renderer(tokenizer).render_many(conversations, add_generation_prompt=True)
         prompts = [chat.input_ids for chat in chats]
+        if tool_round:  # what the model called may have become longer than it can read: then that was its last word
+            fits = [len(prompt) < model.config.max_position_embeddings for prompt in prompts]
+            open_indices, prompts = ([*compress(items, fits)] for items in (open_indices, prompts))
         replies = _generate(decoder, tokenizer, prompts, [caps[index] for index in open_indices], batch_size, seed)
         going_on = []
         for index, reply in zip(open_indices, replies, strict=True):

@@ -4,6 +4,7 @@ Fertility is tokens a word (Rust et al. 2021, arXiv:2012.15613); a word is a row
 or Japanese character. Tokens that no text can give are looked for as in Land and Bartolo 2024 (arXiv:2405.05417).
 """
 
+import re
 import statistics
 import time
 import unicodedata
@@ -21,6 +22,7 @@ from dataset.token_bytes import token_contents
 from eval.texts import words_in
 
 TURNS = 3
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 
 @dataclass
@@ -112,8 +114,9 @@ def unreachable_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         raise ValueError(f"unreachable tokens are told of BPE and Unigram, not of {type(backend.model).__name__}")
     contents = token_contents(tokenizer) if _is_byte_level(backend) else None
     added, found = tokenizer.added_tokens_decoder, []
+    has_byte_tokens = getattr(backend.model, "byte_fallback", False)
     for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        if token_id in added:
+        if token_id in added or (has_byte_tokens and BYTE_TOKEN.fullmatch(token)):
             continue
         reachable = [piece.id for piece in backend.model.tokenize(token)] == [token_id]
         if reachable and contents is not None and len(contents[token_id]) > 1:
@@ -134,7 +137,10 @@ def _is_written(backend: Tokenizer, content: bytes, token_id: int) -> bool:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         return not set(content) & {0xC0, 0xC1, *range(0xF5, 0x100)}  # RFC 3629: never in UTF-8
-    return backend.encode(text, add_special_tokens=False).ids == [token_id]
+    if backend.encode(text, add_special_tokens=False).ids == [token_id]:
+        return True
+    # Where a space is put before every text, a word without one is only written behind something.
+    return backend.encode(f"\n{text}", add_special_tokens=False).ids[-1:] == [token_id]
 
 
 def encoding_rates(tokenizers: Sequence[Tokenizer], texts: Sequence[str], turns: int = TURNS) -> list[float]:

@@ -13,6 +13,7 @@ from dataset.lm_dataset import IGNORED_LABEL
 from model.model_minimind import MiniMindForCausalLM, count_parameters
 from model.token_divergence import Teacher, token_divergences
 from trainer.config import FolderChoice, flag
+from trainer.distributed import model_hash
 from trainer.losses import Batch, StepContext, add_balance_loss
 from trainer.run import Run
 from trainer.weights import find_folder, load_tokenizer, open_model
@@ -99,5 +100,6 @@ def prepare_distillation(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[s
             f"--teacher {name}: its vocabulary ({len(its_tokenizer):,} tokens, {sizes[0]:,} logits) is not the "
             f"student's ({len(tokenizer):,} tokens, {sizes[1]:,} logits); give the student --tokenizer_path {folder}"
         )
+    run.fingerprints["teacher"] = model_hash(teacher)
     run.loss = DistillationLoss(arguments, teacher.to(run.world.device).eval().requires_grad_(False))
     return [f"teacher: {folder}, {count_parameters(teacher)[0] / 1e6:.2f}M parameters"]

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import datetime
 import gc
+import hashlib
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from model.moe import Router
 from trainer.hardware import has_working_amx
@@ -309,6 +311,19 @@ def copy_of_whole(tensor: torch.Tensor, keep: bool) -> torch.Tensor | None:
     return everything.to("cpu", copy=not isinstance(tensor, DTensor)) if keep else None
 
 
+def model_hash(model: MiniMindForCausalLM) -> str:
+    """The sha256 of a model's shape and all its weights; every rank must call."""
+    is_main = not dist.is_initialized() or dist.get_rank() == 0
+    names = MiniMindConfig.__annotations__.keys() - {"fast_path", "moe_implementation"}  # another way to the same
+    shape = {name: getattr(model.config, name) for name in names}
+    digest = hashlib.sha256(repr(sorted(shape.items())).encode())
+    for name, tensor in model.state_dict().items():
+        everything = copy_of_whole(tensor, keep=is_main)
+        if everything is not None:
+            digest.update(name.encode() + everything.contiguous().view(torch.uint8).numpy().tobytes())
+    return main_decides(digest.hexdigest)
+
+
 def copy_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A copy of a whole tensor on the device of another; where that one is a share, this rank's share of it."""
     return share_of(tensor.to(like.device, copy=True), like)
@@ -325,6 +340,7 @@ def whole_model(model: nn.Module, world: World) -> MiniMindForCausalLM | None:
     state = {name: copy_of_whole(tensor, keep=world.is_main) for name, tensor in bare.state_dict().items()}
     if not world.is_main:
         return None
-    copy = MiniMindForCausalLM(bare.config)
+    with torch.random.fork_rng(devices=[]):  # new weights are drawn, and the training's generator must not notice
+        copy = MiniMindForCausalLM(bare.config)
     copy.load_state_dict(state)
     return copy.to(world.device).train(bare.training)

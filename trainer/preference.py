@@ -7,6 +7,8 @@ et al. 2024, arXiv:2404.19733, eq. 1. A pair's two sides are neighbouring docume
 import dataclasses
 import hashlib
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from dataset.lm_dataset import IGNORED_LABEL, DPODataset
 from dataset.order import SkipBatchSampler
-from trainer.checkpoint import replacing
 from trainer.config import flag
-from trainer.distributed import all_reduce_sum, copy_of_whole, main_decides
+from trainer.distributed import all_reduce_sum, main_decides, model_hash
 from trainer.losses import Batch, StepContext, add_balance_loss, count_tokens
 from trainer.run import Run
 
@@ -80,7 +81,9 @@ class PreferenceLoss:
         """
         output = model(**{name: batch[name] for name in MODEL_INPUTS}, return_token_losses=True)
         log_probs, tokens = sums_of_documents(output.token_losses, batch)
-        reference = batch["reference"].to(log_probs) if "reference" in batch else log_probs.detach()
+        reference = (
+            batch["reference"].to(log_probs.device, non_blocking=True) if "reference" in batch else log_probs.detach()
+        )
         losses, logs = self.pair_losses(pairs_of(log_probs), pairs_of(reference), pairs_of(tokens))
         is_pair = pairs_of(tokens)[..., 1] > 0
         sums = {f"{name}_sum": (value * is_pair).sum(dtype=torch.float64) for name, value in logs.items()}
@@ -127,10 +130,11 @@ def sums_of_documents(token_losses: Tensor, batch: Batch) -> tuple[Tensor, Tenso
         token_losses: (rows, window) nats, 0 without a label.
         batch: labels and document_ids, (rows, window).
     """
-    documents = batch["document_ids"].to(token_losses.device)
+    device = token_losses.device
+    documents = batch["document_ids"].to(device, non_blocking=True)
     size = int(batch["document_ids"].max())
     size += size % 2
-    supervised = F.pad((batch["labels"][:, 1:] != IGNORED_LABEL), (1, 0)).to(token_losses)
+    supervised = F.pad((batch["labels"][:, 1:] != IGNORED_LABEL).float(), (1, 0)).to(device, non_blocking=True)
     sums = token_losses.new_zeros(len(documents), size + 1)
     log_probs = sums.scatter_add(1, documents, -token_losses)
     return log_probs[:, 1:], sums.scatter_add(1, documents, supervised)[:, 1:]
@@ -145,7 +149,8 @@ def prepare_preference(run: Run, _tokenizer: PreTrainedTokenizerBase) -> list[st
     """Give the pairs of all data sets the log-probabilities of the model as it is now; set the run's loss."""
     run.loss = PreferenceLoss(run.settings.stage)
     notes = []
-    weights = weights_hash(run)
+    weights = model_hash(run.bare_model)
+    run.fingerprints["reference"] = weights
     for name, data in {"training": run.train_data, **run.validation_data}.items():
         path = reference_path(run, data, weights)
         values = main_decides(lambda path=path, data=data: load_reference(path, data))
@@ -164,16 +169,6 @@ def reference_path(run: Run, data: DPODataset, weights: str) -> Path:
     content = json.dumps([CACHE_FORMAT, weights, data.summary.fingerprint, str(run.precision.dtype)])
     name = hashlib.sha256(content.encode()).hexdigest()[:32]
     return Path(run.settings.data.cache_dir) / f"reference-{name}.npy"
-
-
-def weights_hash(run: Run) -> str:
-    """The sha256 of all weights; every rank must call."""
-    digest = hashlib.sha256()
-    for name, tensor in run.bare_model.state_dict().items():
-        whole = copy_of_whole(tensor, keep=run.world.is_main)
-        if whole is not None:
-            digest.update(name.encode() + whole.contiguous().view(torch.uint8).numpy().tobytes())
-    return main_decides(digest.hexdigest)
 
 
 @torch.no_grad()
@@ -204,12 +199,24 @@ def load_reference(path: Path, data: DPODataset) -> np.ndarray | None:
     """The values that are kept; None where there are none that fit."""
     try:
         values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return None
     return values if values.shape == (int(data.plan.row_pieces[-1]),) else None
 
 
 def save_reference(path: Path, values: np.ndarray) -> None:
-    """Keep them whole or not at all. Raises ValueError where that cannot be written."""
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.save(file, values)
+    """Keep them whole or not at all. Several runs may do so at the same time.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            np.save(file, values)
+        temporary.replace(path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written ({error}); give another folder with --cache_dir") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -32,7 +32,11 @@ BINDING = {
         "dtype",
     ),
 }
-NAMES = {"tokenizer": "tokenizer, or its chat template,"}
+NAMES = {
+    "tokenizer": "tokenizer, or its chat template,",
+    "teacher": "teacher (--teacher)",
+    "reference": "model that the run starts from (--from_weight), which is its reference,",
+}
 # Of these a change is no news: they say how a command is to be read, or `keep_rows_per_step` has its own words.
 UNREMARKABLE = {"from_resume", "config", "accumulation_steps"}
 

@@ -225,7 +225,10 @@ def assemble(
     run.sample = lambda run: sample_answers(run, stage.sample_prompts, tokenizer)
     run.ask = lambda run: ask_questions(run, questions, tokenizer)
     if stage.prepare is not None:
-        notes += stage.prepare(run, tokenizer)
+        with advice_when_full(run), falling_back(model, settings.model.use_compile) as failure:
+            notes += stage.prepare(run, tokenizer)
+        if failure:
+            notes += [*failure, *stage.prepare(run, tokenizer)]
     return run, tokenizer, notes, table
 
 

@@ -55,6 +55,15 @@ def test_each_reason_for_which_no_text_gives_a_token():
     assert unreachable_tokens(tokenizer) == ["abc", "xĠy", "eÌģ", "õa", "zz"]
 
 
+def test_bytes_to_fall_back_on_and_a_space_before_every_text_are_no_reasons():
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    assert unreachable_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == []
+    tokenizer = byte_level([("a", "b"), ("Ġ", "ab")])
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert unreachable_tokens(tokenizer) == []
+
+
 @given(pairs=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6))
 def test_it_is_what_a_search_through_all_texts_finds(pairs):
     tokens, merges = ["a", "b"], []

@@ -64,3 +64,21 @@ def test_products_run_in_autocasts_dtype_and_divergences_in_fp32():
     assert (found - exact).abs().mean() < 0.02 * exact.mean()
     found.sum().backward()
     assert hidden.grad.dtype == torch.float32 and torch.isfinite(hidden.grad).all()
+
+
+@pytest.mark.parametrize(("reverse", "temperature"), CASES)
+def test_small_differences_survive_half_precision(reverse, temperature):
+    """Teacher and student that nearly agree over a large vocabulary: probabilities differ by 1e-6."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(*shape, generator=generator) for shape in ((1, 40, 16), (6400, 16)))
+    weight *= 0.02
+    labels = torch.zeros(1, 40, dtype=torch.long)
+    teacher = hidden + 0.1 * torch.randn(1, 40, 16, generator=generator)
+    gradients = []
+    for dtype in (torch.float32, torch.float16):
+        student = hidden.to(dtype, copy=True).requires_grad_()
+        case = Teacher(teacher.to(dtype), weight.to(dtype), temperature, reverse)
+        (token_divergences(student, weight.to(dtype), labels, case).sum() * 1024).backward()
+        gradients.append(student.grad.float())
+    exact, half = gradients
+    assert (half - exact).norm() < 0.05 * exact.norm()

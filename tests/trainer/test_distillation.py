@@ -101,7 +101,7 @@ def home(tokenizer, tmp_path):
     return tmp_path
 
 
-def test_the_stage_leaves_a_model_and_resumes_bit_for_bit(home, capsys):
+def test_the_stage_leaves_a_model_and_resumes_bit_for_bit(home, tokenizer, capsys):
     straight = run_stage(STAGE, flags(home, "--checkpoint_dir", home / "a"))
     assert straight == home / "out" / "distillation_32"
     printed = capsys.readouterr().out
@@ -113,6 +113,11 @@ def test_the_stage_leaves_a_model_and_resumes_bit_for_bit(home, capsys):
     run_stage(STAGE, flags(home, "--checkpoint_dir", home / "b", "--from_resume", 1))
     again = load_file(straight / "model.safetensors")
     assert first.keys() == again.keys() and all(torch.equal(first[name], again[name]) for name in first)
+    (home / "b" / "distillation_32" / "step-00000006.pth").unlink()
+    shutil.rmtree(home / "out" / "full_sft_48")
+    save_model(model_of(3, vocab_size=len(tokenizer), hidden_size=48), tokenizer, home / "out" / "full_sft_48")
+    with pytest.raises(ValueError, match="cannot resume: the teacher .--teacher. changed"):
+        run_stage(STAGE, flags(home, "--checkpoint_dir", home / "b", "--from_resume", 1))
 
 
 @pytest.mark.parametrize(

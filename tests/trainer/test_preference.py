@@ -16,6 +16,7 @@ from dataset.lm_dataset import DPODataset, collate_rows
 from model.model_minimind import load_model
 from tests.model.helpers import tiny_model
 from tests.trainer.helpers import close, run_ranks, tiny_run, train
+from trainer.distributed import model_hash
 from trainer.evaluation import log_objective
 from trainer.losses import StepContext
 from trainer.preference import (
@@ -287,3 +288,20 @@ def test_mistakes_are_named(tmp_path, tokenizer, more_pairs, words, message):
     save_model(model_of(tokenizer, 4), tokenizer, tmp_path / "out" / "full_sft_32")
     with pytest.raises(ValueError, match=message):
         run_stage(STAGE, stage_flags(tmp_path, more_pairs, "--checkpoint_dir", tmp_path / "a", *words))
+
+
+def test_another_start_is_another_run(tmp_path, tokenizer, more_pairs):
+    start = tmp_path / "out" / "full_sft_32"
+    save_model(model_of(tokenizer, 4), tokenizer, start)
+    run_stage(STAGE, stage_flags(tmp_path, more_pairs, "--checkpoint_dir", tmp_path / "a"))
+    (tmp_path / "a" / "dpo_32" / "step-00000006.pth").unlink()
+    shutil.rmtree(start)
+    save_model(model_of(tokenizer, 5), tokenizer, start)
+    with pytest.raises(ValueError, match="the model that the run starts from .--from_weight., which is its reference"):
+        run_stage(STAGE, stage_flags(tmp_path, more_pairs, "--checkpoint_dir", tmp_path / "a", "--from_resume", 1))
+
+
+def test_models_that_only_compute_otherwise_have_other_hashes(tokenizer):
+    models = [model_of(tokenizer, 1, use_moe=True, num_experts_per_tok=number) for number in (3, 2, 2)]
+    first, second, third = map(model_hash, models)
+    assert first != second == third
