@@ -26,6 +26,7 @@ def run(monkeypatch, *words):
         eval_benchmarks.main()
 
 
+@pytest.mark.slow  # the harness reads its 10,000 tasks first
 def test_a_local_task_and_the_embedded_questions(monkeypatch, capsys, folder, tmp_path):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     write_task(tmp_path / "tasks", "my_task", SUMS, **CHOICE_FIELDS)
@@ -41,10 +42,16 @@ def test_a_local_task_and_the_embedded_questions(monkeypatch, capsys, folder, tm
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tasks", "no_such_task"], "--tasks no_such_task: the harness knows no such task"),
+        pytest.param(
+            ["--tasks", "no_such_task"],
+            "--tasks no_such_task: the harness knows no such task",
+            marks=pytest.mark.slow,
+        ),
         (["--include_path", "{tmp}/none"], "--include_path {tmp}/none: no such folder of YAML tasks"),
         (["--batch_size", "0", "--limit", "-1"], "--batch_size 0 must be at least 1"),
-        (["--tasks", "arc_easy", "--limit", "2"], "a task's data cannot be fetched"),
+        pytest.param(
+            ["--tasks", "arc_easy", "--limit", "2"], "a task's data cannot be fetched", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_mistakes_get_one_message(words, message, monkeypatch, capsys, folder, tmp_path):
