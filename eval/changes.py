@@ -54,7 +54,7 @@ def lost_families(first: Sequence[dict], second: Sequence[dict]) -> list[str]:
         found = compare(*sides)
         if found.difference < 0 and found.p_value < SURE:
             before, after = (sum(side.values()) / len(side) for side in sides)
-            lost.append(f"{family} ({language}) {100 * before:.0f} → {100 * after:.0f} %")
+            lost.append(f"{cell(family)} ({language}) {100 * before:.0f} → {100 * after:.0f} %")
     return lost
 
 
@@ -71,7 +71,8 @@ def mistakes(record: RunRecord) -> str:
     if not chosen:
         return ""
     rows = [
-        [reply["family"], cell(reply["prompt"]), cell(reply["expected"]), cell(reply["reply"], 100)] for reply in chosen
+        [cell(reply["family"]), cell(reply["prompt"]), cell(reply["expected"]), cell(reply["reply"], 100)]
+        for reply in chosen
     ]
     header = ["family", "question", "expected", record.name]
     return f"## What {record.name} gets wrong\n\n" + table(header, rows, left=len(header))

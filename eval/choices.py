@@ -76,6 +76,11 @@ def encode_continuation(tokenizer, continuation: Continuation, window: int) -> t
     else:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         count, ids = len(ids), [*prompt, *ids]
+    if not count:
+        raise ValueError(
+            f"the choice {continuation.text!r} has no token of its own: with the end of its prompt it is one token; "
+            'put a "delimiter" between them'
+        )
     if count == len(ids):
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         ids = [start, *ids]

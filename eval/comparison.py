@@ -76,8 +76,16 @@ def compare(first: Mapping[str, bool], second: Mapping[str, bool]) -> Comparison
 
 
 def verdicts_of(folder: Path) -> dict[str, bool]:
-    """Which questions an evaluated model got right, by id. Raises ValueError as `replies_of` does."""
-    return {reply["id"]: reply["right"] for reply in replies_of(folder)}
+    """Which questions an evaluated model got right, by id and prompt: ids of another file may be the same ones.
+
+    Raises ValueError as `replies_of` does.
+    """
+    return {question_key(reply["id"], reply["prompt"]): reply["right"] for reply in replies_of(folder)}
+
+
+def question_key(identifier: str, prompt: str) -> str:
+    """What two questions have in common if they are one."""
+    return f"{identifier}\n{prompt}"
 
 
 def replies_of(folder: Path) -> list[dict[str, Any]]:
@@ -88,9 +96,10 @@ def replies_of(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / REPLIES_FILE
     try:
-        replies = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        replies = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
         return [
-            {"id": reply["id"], "right": bool(reply["right"])} | {name: str(reply.get(name, "-")) for name in FIELDS}
+            {"id": str(reply["id"]), "right": bool(reply["right"])}
+            | {name: str(reply.get(name, "-")) for name in FIELDS}
             for reply in replies
         ]
     except FileNotFoundError:

@@ -215,7 +215,7 @@ def _draw_dots(
 
 def _finish_scores(axes: Axes, families: list[str], last: dict[str, dict[str, Any]]) -> None:
     _style(axes)
-    labels = [family + (" *" if last[family]["free_arithmetic"] else "") for family in families]
+    labels = [family.replace("$", r"\$") + (" *" if last[family]["free_arithmetic"] else "") for family in families]
     axes.set_yticks(range(len(families)), labels)
     axes.set_ylim(-0.7, len(families) - 0.3)
     axes.set_xlim(-0.02, 1.02)

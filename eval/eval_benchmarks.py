@@ -124,9 +124,11 @@ def main() -> None:
     print_scores(scores, Console(width=None if sys.stdout.isatty() else 120))
     path = folder / RESULT_FILE
     try:
+        if path.is_file():  # other tasks' results stay
+            scores = json.loads(path.read_text(encoding="utf-8")) | scores
         path.write_text(json.dumps(scores, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path}: could not be written: {error}") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: could not be read or written: {error}") from error
     print(f"saved {path}")
 
 

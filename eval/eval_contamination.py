@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dataset.formats import text_from_row
+from dataset.formats import normalise_messages, text_from_row, words_of
 from eval.contamination import NGRAM_WORDS, Overlap, find_overlaps
 from eval.texts import Text, text_of_any_row, texts_of
 from trainer.config import flag, parse_arguments, raise_problems, user_errors
@@ -46,6 +46,8 @@ class ContaminationArguments:
             found.append(f"--ngram_words {self.ngram_words} must be at least 1")
         if not 0 < self.threshold <= 1:
             found.append(f"--threshold {self.threshold:g} must lie above 0 and up to 1")
+        if self.output in [*self.eval_path, *self.data_path]:
+            found.append(f"--output {self.output} is one of the files that are read")
         if self.samples < 0:
             found.append(f"--samples {self.samples} must not be negative")
         return found
@@ -55,9 +57,9 @@ def evaluation_text(row: dict[str, Any]) -> str:
     """What a row of an evaluation asks and answers; of a question, its messages and first answer."""
     answers = row.get("answers")
     if "conversations" in row and isinstance(answers, list) and answers and isinstance(answers[0], str):
-        messages = [message for message in row["conversations"] if isinstance(message, dict)]
-        said = [text for message in messages if isinstance(text := message.get("content"), str)]
-        return "\n".join([*said, answers[0]])
+        return "\n".join([words_of(normalise_messages(row["conversations"])[0]), answers[0]])
+    if isinstance(row.get("choices"), list) and isinstance(row.get("prompt"), str):
+        return "\n".join([row["prompt"], *(choice for choice in row["choices"] if isinstance(choice, str))])
     return text_from_row(row)
 
 

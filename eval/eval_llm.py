@@ -21,7 +21,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from dataset.builtin.store import ensure_builtin_corpus
-from eval.comparison import compare, verdicts_of
+from eval.comparison import compare, question_key, verdicts_of
 from eval.questions import Question, limit_questions, load_questions
 from eval.stages import (
     WINDOW,
@@ -161,7 +161,10 @@ def print_evaluation(result: dict[str, Any], report: TaskReport | None, num_samp
 
 def describe_comparison(other: Path, report: TaskReport) -> str:
     """How the evaluated model differs from another one on the same questions."""
-    found = compare(verdicts_of(other), {item.question.id: item.right for item in report.answered})
+    found = compare(
+        verdicts_of(other),
+        {question_key(item.question.id, item.question.messages[-1]["content"]): item.right for item in report.answered},
+    )
     if not found.shared:
         return f"beside {other.name}: no question in common"
     sure = "more than chance" if found.p_value < 0.05 else "may be chance"

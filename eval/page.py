@@ -203,7 +203,7 @@ def _scores(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
             found = [of_record.get((family, language)) for of_record in scores]
             one = next(score for score in found if score)
             rows.append([
-                family + (" \\*" if one["free_arithmetic"] else ""),
+                cell(family) + (" \\*" if one["free_arithmetic"] else ""),
                 f"{one['total']}",
                 f"{100 * one['constant']:.0f}",
                 *(_with_interval(score) if score else "-" for score in found),
@@ -262,7 +262,7 @@ def _samples(records: Sequence[RunRecord]) -> str:
         sample = of_family[index % len(of_family)]
         replies = [samples[sample["id"]] for samples in by_id]
         rows.append(
-            [sample["family"], cell(sample["prompt"]), cell(sample["expected"])]
+            [cell(sample["family"]), cell(sample["prompt"]), cell(sample["expected"])]
             + [("✓ " if reply["right"] else "✗ ") + cell(reply["reply"], 100) for reply in replies]
         )
     if not rows:

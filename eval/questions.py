@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from dataset.formats import normalise_messages
+from dataset.formats import check_encodable, normalise_messages, normalise_tools
 from eval.forms import check_form, describe_form
 
 CHECKS = ("exact", "number", "tool_call", "choice", "form")
@@ -107,10 +107,11 @@ def _parse_question(line: str, default_id: str) -> Question:
     """One row; raises ValueError that says what is wrong with it."""
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, found {type(row).__name__}")
+    check_encodable(json.dumps(row, ensure_ascii=False))
     messages, tools, prompt = _parse_asking(row)
     check = row.get("check") or ("choice" if "choices" in row else "form" if "form" in row else "exact")
     if check not in CHECKS:
@@ -158,7 +159,7 @@ def _parse_asking(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[
     messages, tools = normalise_messages(row["conversations"])
     if messages[-1]["role"] not in ("user", "tool"):
         raise ValueError(f"the last message must be a user's or a tool's, not the {messages[-1]['role']}'s")
-    return messages, tools, None
+    return messages, normalise_tools(row.get("tools")) or tools, None
 
 
 def _parse_choices(row: dict[str, Any]) -> tuple[str, ...]:

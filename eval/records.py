@@ -99,7 +99,7 @@ def load_record(folder: Path) -> RunRecord:
     """
     try:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
         metrics = [json.loads(line) for line in lines if line.strip()]
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: not a finished run, {Path(error.filename).name} is missing") from error

@@ -55,7 +55,8 @@ def loss_data_of(
         ValueError: a file that cannot be read or used.
     """
     data: dict[str, MixtureDataset] = {}
-    for source in parse_sources(paths):
+    sources = parse_sources(paths)
+    for source in sources:
         kinds = set()
         for row in islice(RowReader(source.path, say=None), ROWS_LOOKED_AT):
             with contextlib.suppress(ValueError):  # a bad row is counted when the data set is made
@@ -63,7 +64,9 @@ def loss_data_of(
         # Without any usable row the data set raises the error that lists them.
         for kind in sorted(kinds, reverse=True) or ["text"]:
             only = "document" if kind == "text" else "conversation"
-            name = kind if len(paths) == 1 else f"{Path(source.path).name} ({kind})"
+            file = Path(source.path).name
+            same_name = sum(Path(other.path).name == file for other in sources) > 1
+            name = kind if len(paths) == 1 else f"{source.path if same_name else file} ({kind})"
             data[name] = MixtureDataset(source.path, tokenizer, window, strict=strict, only=only)
     return data
 
@@ -156,12 +159,19 @@ def questions_fingerprint(questions: Sequence[Question]) -> str:
 def write_evaluation(folder: Path, result: dict[str, Any], report: TaskReport | None) -> Path:
     """Leave eval.json and, one reply a line, eval_replies.jsonl in a model's folder; returns the path of the first.
 
+    An evaluation on other questions stays beside it, as eval.FINGERPRINT.json and eval_replies.FINGERPRINT.jsonl.
+
     Raises:
         ValueError: the folder cannot be written to.
     """
     replies = "" if report is None else "".join(_line(item.to_dict()) for item in report.answered)
     path = folder / EVALUATION_FILE
     try:
+        before = (read_evaluation(folder) or {}).get("questions", {}).get("fingerprint")
+        if before not in (None, result.get("questions", {}).get("fingerprint")):
+            for old in (path, folder / REPLIES_FILE):
+                if old.is_file():
+                    old.replace(old.with_name(f"{old.stem}.{before[:8]}{old.suffix}"))
         _replace(folder / REPLIES_FILE, replies)
         _replace(path, json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:

@@ -233,6 +233,8 @@ def score_questions(
         conversations = [(histories[index], questions[index].tools) for index in open_indices]
         chats = chat_renderer(tokenizer).render_many(conversations, add_generation_prompt=True)
         prompts = [chat.input_ids for chat in chats]
+        if not tool_round:
+            check_lengths(model, [questions[index] for index in open_indices], prompts)
         if tool_round:  # what the model called may have become longer than it can read: then that was its last word
             fits = [len(prompt) < model.config.max_position_embeddings for prompt in prompts]
             open_indices, prompts = ([*compress(items, fits)] for items in (open_indices, prompts))
@@ -250,6 +252,16 @@ def score_questions(
         if not open_indices:
             break
     return TaskReport(answered, seconds=time.perf_counter() - started)
+
+
+def check_lengths(model, questions: Sequence[Question], prompts: Sequence[list[int]]) -> None:
+    """Raise ValueError that names the questions that are longer than the model can read."""
+    places = model.config.max_position_embeddings
+    pairs = zip(questions, prompts, strict=True)
+    long = [f"{question.id} ({len(ids):,} tokens)" for question, ids in pairs if len(ids) >= places]
+    if long:
+        more = f" and {len(long) - 5} more" if len(long) > 5 else ""
+        raise ValueError(f"the model reads {places:,} tokens; longer are the questions {', '.join(long[:5])}{more}")
 
 
 def _weigh_choices(model, tokenizer, items: Sequence[Answered], dtype: torch.dtype | None) -> None:

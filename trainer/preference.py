@@ -46,13 +46,13 @@ class PreferenceArguments:
 
     def problems(self) -> list[str]:
         """What is out of range, by flag."""
-        problems = [] if self.beta > 0 else [f"--beta {self.beta:g} must be above 0"]
+        problems = [] if 0 < self.beta < 1e6 else [f"--beta {self.beta:g} must be above 0 (and below a million)"]
         if not 0 <= self.label_smoothing < 0.5:
             problems.append(f"--label_smoothing {self.label_smoothing:g} must lie in [0, 0.5)")
         if self.label_smoothing and self.loss_type == "ipo":
             problems.append(f"--label_smoothing {self.label_smoothing:g} does not go with --loss_type ipo")
-        if self.sft_weight < 0:
-            problems.append(f"--sft_weight {self.sft_weight:g} must not be negative")
+        if not 0 <= self.sft_weight < 1e6:
+            problems.append(f"--sft_weight {self.sft_weight:g} must not be negative (nor a million)")
         return problems
 
 
@@ -155,6 +155,7 @@ def prepare_preference(run: Run, _tokenizer: PreTrainedTokenizerBase) -> list[st
         path = reference_path(run, data, weights)
         values = main_decides(lambda path=path, data=data: load_reference(path, data))
         if values is None:
+            run.tracker.say(f"reference: log-probabilities of {len(data):,} rows of {name} pairs, once …")
             values = compute_reference(run, data)
             main_decides(lambda path=path, values=values: save_reference(path, values))
             notes.append(f"reference: log-probabilities of the {name} pairs computed, kept in {path}")
@@ -201,7 +202,8 @@ def load_reference(path: Path, data: DPODataset) -> np.ndarray | None:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    return values if values.shape == (int(data.plan.row_pieces[-1]),) else None
+    fits = values.shape == (int(data.plan.row_pieces[-1]),) and values.dtype == np.float32
+    return values if fits and np.isfinite(values).all() else None
 
 
 def save_reference(path: Path, values: np.ndarray) -> None:

@@ -68,7 +68,7 @@ class Tracker:
         if self.metrics_path is None or not self.metrics_path.exists():
             return
         kept = []
-        for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
+        for line in self.metrics_path.read_text(encoding="utf-8").split("\n"):
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from eval.changes import lost_families
-from eval.comparison import compare, sign_test, verdicts_of
+from eval.comparison import compare, question_key, sign_test, verdicts_of
 
 
 @given(first=st.integers(0, 900), second=st.integers(0, 900))
@@ -48,8 +48,10 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
 def test_verdicts_come_from_an_evaluated_folder(tmp_path):
     with pytest.raises(ValueError, match=r"not evaluated; do it with: python eval/eval_llm.py --model_path .*full_sft"):
         verdicts_of(tmp_path / "full_sft_256")
-    (tmp_path / "eval_replies.jsonl").write_text(json.dumps({"id": "a", "right": True, "reply": "x"}) + "\n")
-    assert verdicts_of(tmp_path) == {"a": True}
+    reply = {"id": "a", "right": True, "reply": "x\u2028y", "prompt": "A?\u0085"}
+    (tmp_path / "eval_replies.jsonl").write_text(json.dumps(reply, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert verdicts_of(tmp_path) == {question_key("a", "A?\u0085"): True}
+    assert not compare(verdicts_of(tmp_path), {question_key("a", "B?"): True}).shared, "ids of another file"
     (tmp_path / "eval_replies.jsonl").write_text("{")
     with pytest.raises(ValueError, match="eval_replies.jsonl: cannot be read"):
         verdicts_of(tmp_path)

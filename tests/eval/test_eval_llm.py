@@ -16,6 +16,7 @@ from eval.stages import (
     questions_fingerprint,
     read_evaluation,
     short_path,
+    write_evaluation,
 )
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
@@ -165,3 +166,19 @@ def test_mistakes_get_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, qu
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message.format(tmp=tmp_path) in error and len(error.splitlines()) == 1
+
+
+def test_an_evaluation_on_other_questions_is_kept(tmp_path):
+    for fingerprint in ("a" * 64, "b" * 64, "b" * 64):
+        write_evaluation(tmp_path, {"questions": {"fingerprint": fingerprint}}, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "eval.aaaaaaaa.json", "eval.json", "eval_replies.aaaaaaaa.jsonl", "eval_replies.jsonl"
+    ]  # fmt: skip
+
+
+def test_files_of_one_name_are_two_sets(tmp_path, tokenizer):
+    paths = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        paths.append(str(write(tmp_path / folder / "val.jsonl", {"text": f"Text of {folder}, which is long enough."})))
+    assert list(loss_data_of(paths, tokenizer)) == [f"{path} (text)" for path in paths]

@@ -182,3 +182,17 @@ def test_missing_and_empty_files(tmp_path):
         load_questions(tmp_path / "nowhere.jsonl")
     with pytest.raises(ValueError, match="holds no questions"):
         load_questions(write(tmp_path / "empty.jsonl", ""))
+
+
+def test_tools_may_stand_on_the_row(tmp_path):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    (question,) = load_questions(
+        write(tmp_path / "own.jsonl", {"conversations": PROMPT, "answers": ["x"], "tools": tools})
+    )
+    assert question.tools == tools
+
+
+@pytest.mark.parametrize("row", ['{"a": ' * 5000, '{"conversations": [], "answers": ["\\ud800"]}'])
+def test_lines_that_break_other_readers_are_named(tmp_path, row):
+    with pytest.raises(ValueError, match="line 1: "):
+        load_questions(write(tmp_path / "bad.jsonl", row))
