@@ -46,6 +46,8 @@ class ContaminationArguments:
             found.append(f"--ngram_words {self.ngram_words} must be at least 1")
         if not 0 < self.threshold <= 1:
             found.append(f"--threshold {self.threshold:g} must lie above 0 and up to 1")
+        if self.output and not Path(self.output).absolute().parent.is_dir():
+            found.append(f"--output {self.output}: there is no such folder")
         if self.output in [*self.eval_path, *self.data_path]:
             found.append(f"--output {self.output} is one of the files that are read")
         if self.samples < 0:

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from transformers import PreTrainedTokenizerBase
 
 from dataset.builtin.store import ensure_builtin_corpus
 from eval.texts import text_of_any_row, texts_of
@@ -51,6 +52,8 @@ class TokenizerEvaluation:
         found = []
         if len(set(self.tokenizer_path)) < len(self.tokenizer_path):
             found.append("--tokenizer_path: a folder is named twice")
+        if self.output and not Path(self.output).absolute().parent.is_dir():
+            found.append(f"--output {self.output}: there is no such folder")
         if self.output and self.output in (self.data_path or []):
             found.append(f"--output {self.output} is one of the files that are read")
         if self.max_characters < 0:
@@ -75,6 +78,14 @@ def read_domains(paths: Sequence[str] | None, max_characters: int) -> dict[str, 
                 print(f"{name}: its first {len(domains[name]):,} rows, {characters:,} characters")
                 break
     return domains
+
+
+def report_of(name: str, tokenizer: PreTrainedTokenizerBase, domains: dict[str, list[str]]) -> dict[str, Any]:
+    """`tokenizer_report`, with a tokenizer that cannot encode the text named."""
+    try:
+        return tokenizer_report(tokenizer, domains)
+    except Exception as error:  # the library raises its own type, Exception, such as for a missing unknown token
+        raise ValueError(f"--tokenizer_path {name}: it cannot be measured on this text: {error!r}") from error
 
 
 def print_reports(reports: dict[str, dict[str, Any]], console: Console) -> None:
@@ -121,7 +132,7 @@ def main() -> None:
     raise_problems(arguments.problems())
     tokenizers = {path: open_tokenizer(path, "--tokenizer_path") for path in arguments.tokenizer_path}
     domains = read_domains(arguments.data_path, arguments.max_characters)
-    reports = {name: tokenizer_report(tokenizer, domains) for name, tokenizer in tokenizers.items()}
+    reports = {name: report_of(name, tokenizer, domains) for name, tokenizer in tokenizers.items()}
     texts = [text for its_texts in domains.values() for text in its_texts]
     rates = encoding_rates([tokenizer.backend_tokenizer for tokenizer in tokenizers.values()], texts)
     for report, rate in zip(reports.values(), rates, strict=True):

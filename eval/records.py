@@ -1,5 +1,6 @@
 """What finished runs left behind, read back: run.json, metrics.jsonl and eval.json of each model folder."""
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -105,7 +106,30 @@ def load_record(folder: Path) -> RunRecord:
         raise ValueError(f"{folder}: not a finished run, {Path(error.filename).name} is missing") from error
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: the record of this run cannot be read: {error}") from error
-    return RunRecord(folder, run, metrics, read_evaluation(folder))
+    record = RunRecord(folder, run, metrics, read_evaluation(folder))
+    try:
+        _use(record)
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"{folder}: the record of this run is damaged ({error!r}); train or evaluate it anew"
+        ) from error
+    return record
+
+
+def _use(record: RunRecord) -> None:
+    """Look at everything that a report looks at, so that a damaged file is named by its folder."""
+    numbers = [record.tokens, record.seconds, *itertools.chain(*record.training_points)]
+    for source in record.validation_sources:
+        numbers += itertools.chain(*record.validation_points(source))
+    for name in ("progress", "parameters", "environment", "settings", "model"):
+        record.run.get(name, {}).keys()
+    for data in record.run.get("data", {}).values():
+        numbers += [data.get(name, 0) for name in ("documents", "tokens", "rows_read", "fill_rate")]
+    for score in record.family_scores.values():
+        numbers.append(score["right"] / score["total"])
+    for sums in (record.evaluation or {}).get("losses", {}).values():
+        sums.get("bits_per_byte")
+    sum(numbers)
 
 
 def find_records(save_dir: Path, names: Sequence[str] | None = None) -> list[RunRecord]:

@@ -100,6 +100,9 @@ def prepare_distillation(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[s
             f"--teacher {name}: its vocabulary ({len(its_tokenizer):,} tokens, {sizes[0]:,} logits) is not the "
             f"student's ({len(tokenizer):,} tokens, {sizes[1]:,} logits); give the student --tokenizer_path {folder}"
         )
+    window, places = run.settings.data.max_seq_len, teacher.config.max_position_embeddings
+    if places < window:
+        raise ValueError(f"--teacher {name}: it reads {places:,} tokens, and --max_seq_len is {window:,}")
     run.fingerprints["teacher"] = model_hash(teacher)
     run.loss = DistillationLoss(arguments, teacher.to(run.world.device).eval().requires_grad_(False))
     return [f"teacher: {folder}, {count_parameters(teacher)[0] / 1e6:.2f}M parameters"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from model.config import PRESETS, MiniMindConfig
@@ -130,7 +131,10 @@ def open_model(folder: Path) -> MiniMindForCausalLM:
         ValueError: the weights do not fit their config, or the adapter its base.
     """
     if not (folder / ADAPTER_CONFIG).is_file():
-        return load_model(str(folder))
+        try:
+            return load_model(str(folder))
+        except SafetensorError as error:
+            raise ValueError(f"{folder}: the weights cannot be read, the file is damaged: {error}") from error
     try:
         from trainer.lora import open_merged  # PEFT takes seconds to import
     except ModuleNotFoundError as error:

@@ -168,3 +168,22 @@ def test_changes_and_mistakes_come_from_the_replies(out):
     assert "Fell from pretrain_256 → mid_train_256: home (en) 100 → 40 %." in page
     assert "## What mid_train_256 gets wrong" in page and "| home | Where is 14? | Here. | \\*There\\* |" in page
     assert "chat.py --model_path" in page.split("## Try next")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.json", "[]"),
+        ("run.json", '{"progress": 5}'),
+        ("run.json", '{"data": {"train": []}}'),
+        ("metrics.jsonl", "5\n"),
+        ("metrics.jsonl", '{"step": 1, "tokens": "x", "loss": 2}\n'),
+        ("eval.json", '{"scores": []}'),
+        ("eval.json", '{"scores": {"families": [{"family": "a"}]}}'),
+        ("eval.json", '{"scores": {"families": [{"family": "a", "language": "b", "right": 0, "total": 0}]}}'),
+    ],
+)
+def test_damaged_records_are_named_by_their_folder(out, name, text):
+    (out / "pretrain_256" / name).write_text(text)
+    with pytest.raises(ValueError, match="pretrain_256: the record of this run is damaged"):
+        find_records(out)

@@ -127,6 +127,7 @@ def test_the_stage_leaves_a_model_and_resumes_bit_for_bit(home, tokenizer, capsy
         (["--teacher", "nothing"], "--teacher nothing: .*no such finished model"),
         (["--teacher", "./nowhere"], "--teacher ./nowhere: .*no model there"),
         (["--teacher", "full_sft_other"], "--teacher full_sft_other: its vocabulary"),
+        (["--max_seq_len", 600, "--teacher", "full_sft"], "--teacher full_sft: it reads 512 tokens"),
     ],
 )
 def test_teachers_that_do_not_fit_are_named(home, tokenizer, words, message):

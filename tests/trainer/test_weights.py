@@ -173,3 +173,12 @@ def test_new_weights_start_as_asked_and_say_so(tmp_path, tokenizer):
     assert models["induction"].model.layers[0].self_attn.o_proj.weight.any()
     small = start(tmp_path, preset="nano", hidden_size=32, num_hidden_layers=1)[2]
     assert any("random; --init induction needs 2 layers" in note for note in small)
+
+
+def test_a_damaged_weights_file_is_named(tmp_path, tokenizer):
+    (tmp_path / "m").mkdir()
+    results.save_model(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ValueError, match="m: the weights cannot be read, the file is damaged"):
+        weights.open_model(tmp_path / "m")
