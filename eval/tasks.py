@@ -235,7 +235,7 @@ def score_questions(
         prompts = [chat.input_ids for chat in chats]
         if not tool_round:
             check_lengths(model, [questions[index] for index in open_indices], prompts)
-        if tool_round:  # what the model called may have become longer than it can read: then that was its last word
+        else:  # what the model called may have become longer than it can read: then that was its last word
             fits = [len(prompt) < model.config.max_position_embeddings for prompt in prompts]
             open_indices, prompts = ([*compress(items, fits)] for items in (open_indices, prompts))
         replies = _generate(decoder, tokenizer, prompts, [caps[index] for index in open_indices], batch_size, seed)

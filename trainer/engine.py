@@ -97,7 +97,7 @@ def train_epoch(run: Run) -> bool:
 
 
 def after_step(run: Run) -> None:
-    """What is due between two steps: an evaluation, questions, samples. None of it touches what is trained on with."""
+    """What is due between two steps: an evaluation, questions, samples. Nothing of it touches the training."""
     step, options = run.progress.step, run.settings.run
     if is_due(step, options.eval_interval):
         evaluate_and_keep_best(run)

@@ -25,8 +25,6 @@ from model.token_loss import token_losses
 from trainer.config import flag
 from trainer.losses import Batch, StepContext, add_balance_loss, count_tokens
 
-MODEL_INPUTS = ("input_ids", "labels", "document_ids")
-
 
 @dataclasses.dataclass
 class PolicyArguments:

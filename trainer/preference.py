@@ -52,7 +52,7 @@ class PreferenceArguments:
         if self.label_smoothing and self.loss_type == "ipo":
             problems.append(f"--label_smoothing {self.label_smoothing:g} does not go with --loss_type ipo")
         if not 0 <= self.sft_weight < 1e6:
-            problems.append(f"--sft_weight {self.sft_weight:g} must not be negative (nor a million)")
+            problems.append(f"--sft_weight {self.sft_weight:g} must not be negative (and below a million)")
         return problems
 
 
@@ -124,7 +124,7 @@ class PreferenceLoss:
 
 
 def sums_of_documents(token_losses: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Log-probability and number of the supervised tokens of each document, both (rows, documents), documents even.
+    """Log-probability and number of the supervised tokens of each document, both (rows, an even number of documents).
 
     Args:
         token_losses: (rows, window) nats, 0 without a label.

@@ -23,6 +23,7 @@ MARKUP = re.compile(r"</?\s*(?:think|tool_call|tool_response|answer)\b|<\|", re.
 # A number on its own: no letter, digit, underscore or mark of a larger whole on either side. Chinese may stand beside.
 _SIDE = r"[A-Za-z\d_.,/\\:%°^'\"#*-]"
 NUMBER = re.compile(rf"(?<!{_SIDE})[-+]?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?!(?:[.,])?{_SIDE.replace('.,', '')})")
+DASHES = str.maketrans("\u2212\u2013\u2010\u2011", "----")
 DENIAL = re.compile(
     r"\b(?:not|no|never|neither|nor|isn't|wrong|or|either|maybe|perhaps|between)\b|不|非|或|没|别|错|也许", re.I
 )
@@ -49,8 +50,6 @@ class Reply:
         """From the text alone."""
         return cls(text, parse_reply(text, open_thinking), ended, tokens)
 
-
-DASHES = str.maketrans("\u2212\u2013\u2010\u2011", "----")
 
 Reward = Callable[[Reply, Mapping[str, Any]], float]
 
@@ -94,7 +93,7 @@ def number(reply: Reply, row: Mapping[str, Any]) -> float:
         return 0.0
     question = row["messages"][-1]["content"] if row.get("messages") else ""
     found = _stated_number(said, question)
-    return float(found is not None and any(found == _only_number(answer) for answer in answers_of(row)))
+    return float(found is not None and any(found == _last_number(answer) for answer in answers_of(row)))
 
 
 def _stated_number(text: str, question: str) -> Decimal | None:
@@ -113,7 +112,8 @@ def _stated_number(text: str, question: str) -> Decimal | None:
     return _decimal(found[0])
 
 
-def _only_number(text: str) -> Decimal | None:
+def _last_number(text: str) -> Decimal | None:
+    """The number at the end of an answer, which may show its working before; None without any."""
     found = NUMBER.findall(unicodedata.normalize("NFKC", text))
     return _decimal(found[-1]) if found else None
 
