@@ -1,5 +1,6 @@
 """Pictures of finished runs: how the losses fell over all stages, and what each stage scores."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from eval.questions import wilson_interval
@@ -21,6 +23,12 @@ GREY = "#666666"
 DOTS_PER_INCH = 150
 FEW_POINTS = 15  # a curve of fewer points is drawn as it is; smoothing would only lag behind it
 NARROW = 0.1  # share of the axis below which a stage's name has no room above it; the legend has it too
+
+
+CHINESE_FONTS = (
+    *("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Zen Hei", "PingFang SC", "Microsoft YaHei", "SimHei"),
+    *("Noto Sans CJK JP", "Droid Sans Fallback"),
+)
 
 
 def stage_colours(records: Sequence[RunRecord]) -> dict[str, str]:
@@ -193,7 +201,9 @@ def draw_scores(records: Sequence[RunRecord], path: Path) -> None:
         label = record.stage if one_of_each_stage else record.name
         _draw_dots(axes, merge_languages(record), families, shift, colour, label)
     _finish_scores(axes, families, last)
-    figure.savefig(path, dpi=DOTS_PER_INCH)
+    with warnings.catch_warnings():  # without any such font a name shows as boxes; the table below has it
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(path, dpi=DOTS_PER_INCH)
 
 
 def _draw_dots(
@@ -216,7 +226,9 @@ def _draw_dots(
 def _finish_scores(axes: Axes, families: list[str], last: dict[str, dict[str, Any]]) -> None:
     _style(axes)
     labels = [family.replace("$", r"\$") + (" *" if last[family]["free_arithmetic"] else "") for family in families]
-    axes.set_yticks(range(len(families)), labels)
+    installed = {font.name for font in fontManager.ttflist}
+    fonts = ["DejaVu Sans", *(name for name in CHINESE_FONTS if name in installed)]
+    axes.set_yticks(range(len(families)), labels, fontfamily=fonts)
     axes.set_ylim(-0.7, len(families) - 0.3)
     axes.set_xlim(-0.02, 1.02)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))

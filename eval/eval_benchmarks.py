@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dataset.builtin.store import ensure_builtin_corpus
-from eval.questions import Z_95, limit_questions, load_questions
+from eval.questions import Z_95, limit_questions, load_questions, wilson_interval
 from trainer.config import ModelChoice, flag, parse_arguments, raise_problems, user_errors
 from trainer.data import BUILTIN_FOLDER
 from trainer.distributed import choose_device
@@ -45,7 +45,7 @@ class BenchmarkChoice:
         },
     )
     include_path: str | None = flag(None, "folder of your own YAML tasks")
-    num_fewshot: int | None = flag(None, "examples in each prompt; by default as each task says")
+    num_fewshot: int | None = flag(None, "examples in each prompt; by default as each task says (`embedded`: none)")
     chat: Literal[0, 1] = flag(0, "1: ask by the chat template (`embedded` always does)")
     limit: int = flag(0, "questions of each task; 0: all")
     batch_size: int = flag(32, "rows computed together")
@@ -58,6 +58,8 @@ class BenchmarkChoice:
             found.append(f"--limit {self.limit} and --num_fewshot {self.num_fewshot} must not be negative")
         if self.batch_size < 1:
             found.append(f"--batch_size {self.batch_size} must be at least 1")
+        if self.num_fewshot and "embedded" in self.tasks:
+            found.append(f"--num_fewshot {self.num_fewshot} is not for --tasks embedded, which are asked as they stand")
         return found
 
 
@@ -86,31 +88,42 @@ def run(choice: ModelChoice, asked: BenchmarkChoice) -> tuple[Path, dict[str, An
 
 
 def scores_of(results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """By task: each metric, its 95 % interval's half width, and how many questions there were."""
+    """By task: each metric, the bounds of its 95 % interval, and how many questions there were."""
     scores = {}
     for name, values in results["results"].items():
         found: dict[str, float] = {}
+        count = results.get("n-samples", {}).get(name, {}).get("effective", 0)
         for key, value in values.items():
             metric, _, rest = key.partition(",")
             if not metric.endswith("_stderr") and isinstance(value, int | float) and rest:
                 error = values.get(f"{metric}_stderr,{rest}")
                 found[metric] = float(value)
                 if isinstance(error, int | float):
-                    found[f"{metric}_half_width"] = Z_95 * float(error)
+                    found[f"{metric}_low"], found[f"{metric}_high"] = interval_of(value, error, count)
         if found:
-            count = results.get("n-samples", {}).get(name, {}).get("effective", 0)
             scores[name] = found | {"questions": count}
     return scores
 
 
+def interval_of(score: float, error: float, count: int) -> tuple[float, float]:
+    """95 % bounds of a score from its standard error; of a share of right answers Wilson's, where 4 of 4 is not sure.
+
+    The harness does not say which it is, but the error of a share follows from the share.
+    """
+    if count > 1 and 0 <= score <= 1 and abs(error**2 * (count - 1) - score * (1 - score)) < 1e-6:
+        bounds = wilson_interval(round(score * count), count)
+        return bounds.low, bounds.high
+    return score - Z_95 * error, score + Z_95 * error
+
+
 def print_scores(scores: dict[str, dict[str, float]], console: Console) -> None:
     """A row for each task and metric."""
-    table = Table("task", "metric", "score", "± 95 %", "questions")
+    table = Table("task", "metric", "score", "95 % interval", "questions")
     for name, values in scores.items():
         for metric, value in values.items():
-            if metric != "questions" and not metric.endswith("_half_width"):
-                half = values.get(f"{metric}_half_width")
-                shown = "" if half is None else f"{half:.4f}"
+            if metric != "questions" and not metric.endswith(("_low", "_high")):
+                bounds = [values.get(f"{metric}_{end}") for end in ("low", "high")]
+                shown = "" if None in bounds else "{:.4f} to {:.4f}".format(*bounds)
                 table.add_row(name, metric, f"{value:.4f}", shown, f"{values['questions']:,}")
     console.print(table)
 

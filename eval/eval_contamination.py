@@ -19,7 +19,7 @@ from typing import Any
 from dataset.formats import normalise_messages, text_from_row, words_of
 from eval.contamination import NGRAM_WORDS, Overlap, find_overlaps
 from eval.texts import Text, text_of_any_row, texts_of
-from trainer.config import flag, parse_arguments, raise_problems, user_errors
+from trainer.config import flag, output_problems, parse_arguments, raise_problems, user_errors
 
 
 @dataclasses.dataclass
@@ -46,8 +46,7 @@ class ContaminationArguments:
             found.append(f"--ngram_words {self.ngram_words} must be at least 1")
         if not 0 < self.threshold <= 1:
             found.append(f"--threshold {self.threshold:g} must lie above 0 and up to 1")
-        if self.output and not Path(self.output).absolute().parent.is_dir():
-            found.append(f"--output {self.output}: there is no such folder")
+        found += output_problems(self.output)
         if self.output in [*self.eval_path, *self.data_path]:
             found.append(f"--output {self.output} is one of the files that are read")
         if self.samples < 0:

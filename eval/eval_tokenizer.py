@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from dataset.builtin.store import ensure_builtin_corpus
 from eval.texts import text_of_any_row, texts_of
 from eval.tokenization import encoding_rates, open_tokenizer, tokenizer_report
-from trainer.config import flag, parse_arguments, raise_problems, user_errors
+from trainer.config import flag, output_problems, parse_arguments, raise_problems, user_errors
 from trainer.data import BUILTIN_FOLDER
 from trainer.weights import DEFAULT_TOKENIZER
 
@@ -52,8 +52,7 @@ class TokenizerEvaluation:
         found = []
         if len(set(self.tokenizer_path)) < len(self.tokenizer_path):
             found.append("--tokenizer_path: a folder is named twice")
-        if self.output and not Path(self.output).absolute().parent.is_dir():
-            found.append(f"--output {self.output}: there is no such folder")
+        found += output_problems(self.output)
         if self.output and self.output in (self.data_path or []):
             found.append(f"--output {self.output} is one of the files that are read")
         if self.max_characters < 0:

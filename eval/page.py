@@ -129,7 +129,8 @@ def _stages(records: Sequence[RunRecord]) -> str:
         row += [_before_after(record, source, before) for source in sources]
         if scored:
             scores = (record.evaluation or {}).get("scores")
-            row.append(_percent(scores["right"], scores["questions"]) if scores else "-")
+            missing = "other questions" if record.other_questions else "-"
+            row.append(_percent(scores["right"], scores["questions"]) if scores else missing)
         rows.append(row)
     stages = dict.fromkeys(record.stage for record in records)
     meanings = [f"- **{stage}** {STAGE_MEANINGS[stage]}." for stage in stages if stage in STAGE_MEANINGS]
@@ -140,6 +141,10 @@ def _stages(records: Sequence[RunRecord]) -> str:
             "takes 8. The lower the better, whatever the tokenizer. Before → after the stage. A stage unlearns what it "
             "no longer reads, so a model that answers may be a poor one for plain text; and looks in the middle of "
             "pretraining cut documents at the ends of rows, which costs a little."
+        )
+    if any(record.other_questions for record in records):
+        text.append(
+            "*Other questions*: evaluated on others than the last run; `--evaluate all` asks all the same ones."
         )
     return "\n\n".join(text)
 

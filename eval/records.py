@@ -22,6 +22,7 @@ class RunRecord:
         metrics: lines of metrics.jsonl, by step.
         evaluation: eval.json, or None.
         first_token: tokens that the runs before it in the same chain have processed.
+        other_questions: its evaluation asked others than the report's, so that its scores are left out.
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class RunRecord:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     evaluation: dict[str, Any] | None = None
     first_token: int = 0
+    other_questions: bool = False
 
     @property
     def name(self) -> str:

@@ -119,8 +119,9 @@ def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:
         if draw_experts(records, out_dir / "report_experts.png"):
             pictures["experts"] = "report_experts.png"
         for record in records:
-            if record not in comparable:
-                record.evaluation = None
+            if record.family_scores and record not in comparable:
+                record.other_questions = True
+                del record.evaluation["scores"]
         text = build_page(records, pictures)
         page.write_text(text, encoding="utf-8")
         page.with_suffix(".html").write_text(to_html(text, out_dir), encoding="utf-8")

@@ -38,12 +38,13 @@ ROWS_LOOKED_AT = 1000
 
 
 def builtin_loss_data(folder: str | Path, tokenizer, window: int = WINDOW) -> dict[str, MixtureDataset]:
-    """The embedded validation rows: "text", and "chat" with a loss on what the assistant says."""
+    """The embedded validation rows: "text", and "chat" with a loss on what the assistant says.
+
+    Without a chat template there are no chats.
+    """
     paths = ensure_builtin_corpus(folder)
-    return {
-        "text": MixtureDataset(paths["pretrain.val"], tokenizer, window, say=None),
-        "chat": MixtureDataset(paths["sft.val"], tokenizer, window, say=None),
-    }
+    parts = {"text": "pretrain.val"} | ({"chat": "sft.val"} if tokenizer.chat_template else {})
+    return {name: MixtureDataset(paths[part], tokenizer, window, say=None) for name, part in parts.items()}
 
 
 def loss_data_of(

@@ -264,15 +264,17 @@ def check_lengths(model, questions: Sequence[Question], prompts: Sequence[list[i
         raise ValueError(f"the model reads {places:,} tokens; longer are the questions {', '.join(long[:5])}{more}")
 
 
+def continuations_of(question: Question, tokenizer) -> list[Continuation]:
+    """Each choice of a question behind what it is asked with."""
+    prompt = question.prompt
+    if prompt is None:
+        prompt = render_prompt(question.messages, tokenizer, question.tools)
+    return [Continuation(prompt, choice) for choice in question.choices]
+
+
 def _weigh_choices(model, tokenizer, items: Sequence[Answered], dtype: torch.dtype | None) -> None:
     """Weigh every choice of every item, and note what was picked."""
-    continuations = []
-    for item in items:
-        question = item.question
-        prompt = question.prompt
-        if prompt is None:
-            prompt = render_prompt(question.messages, tokenizer, question.tools)
-        continuations += [Continuation(prompt, choice) for choice in question.choices]
+    continuations = [one for item in items for one in continuations_of(item.question, tokenizer)]
     was_training = model.training
     model.eval()
     try:

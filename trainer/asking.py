@@ -1,14 +1,16 @@
 """What a model says in the middle of its training: answers to look at, and questions that a program can check."""
 
+import sys
 from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from dataset.builtin.store import ensure_builtin_corpus
-from dataset.chat import chat_renderer, render_prompt
+from dataset.chat import render_prompt
+from eval.choices import encode_continuation
 from eval.questions import Question, limit_questions, load_questions
-from eval.tasks import score_questions
+from eval.tasks import continuations_of, score_questions
 from model.decoding import generate_tokens
 from trainer.config import Settings
 from trainer.data import BUILTIN_FOLDER
@@ -45,11 +47,27 @@ def questions_to_ask(
         return [], []
     path = path or ensure_builtin_corpus(BUILTIN_FOLDER)["eval.val"]
     questions = limit_questions(load_questions(path), most)
-    chats = chat_renderer(tokenizer).render_many([(one.messages, one.tools) for one in questions], True)
-    fitting = [one for one, chat in zip(questions, chats, strict=True) if len(chat.input_ids) < places]
+    fitting = [one for one in questions if _longest(one, tokenizer) < places]
     longer = len(questions) - len(fitting)
     note = f"questions: {len(fitting)} of {path} at each evaluation"
     return fitting, [note + (f"; {longer} are longer than the model's {places:,} positions" if longer else "")]
+
+
+def _longest(question: Question, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of a question, with its longest choice where it has some.
+
+    Raises:
+        ValueError: a choice that cannot be weighed.
+    """
+    if question.choices:
+        try:
+            encoded = [
+                encode_continuation(tokenizer, one, sys.maxsize) for one in continuations_of(question, tokenizer)
+            ]
+        except ValueError as error:
+            raise ValueError(f"the question {question.id}: {error}") from error
+        return max(len(ids) for ids, _ in encoded)
+    return len(render_prompt(question.messages, tokenizer, question.tools))
 
 
 def ask_questions(run: Run, questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase) -> None:

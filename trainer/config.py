@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import gc
+import os
 import random
 import signal
 import sys
@@ -253,6 +254,19 @@ def raise_problems(problems: Sequence[str]) -> None:
         raise ValueError(problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems))
 
 
+def output_problems(output: str | None) -> list[str]:
+    """Why a file that `--output` names could not be written, so that it shows before the work and not after it."""
+    if not output:
+        return []
+    path = Path(output).absolute()
+    if not path.parent.is_dir():
+        return [f"--output {output}: there is no such folder"]
+    if path.is_dir():
+        return [f"--output {output} is a folder; name a file"]
+    target = path if path.exists() else path.parent
+    return [] if os.access(target, os.W_OK) else [f"--output {output}: no permission to write there"]
+
+
 class _Parser(HfArgumentParser):
     """HfArgumentParser that takes no abbreviations and reports a mistake in one line, naming the nearest flag."""
 
@@ -293,6 +307,8 @@ def parse_arguments(
     parsed, rest = parser.parse_known_args(words)
     if rest:
         parser.error("unrecognized arguments: " + " ".join(rest))
+    beyond = [(name, value) for name, value in vars(parsed).items() if isinstance(value, int) and abs(value) >= 1 << 63]
+    raise_problems([f"--{name} {value} is beyond 64 bits" for name, value in beyond])
     return tuple(
         dataclass_type(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(dataclass_type)})
         for dataclass_type in dataclass_types

@@ -36,7 +36,7 @@ def test_a_local_task_and_the_embedded_questions(monkeypatch, capsys, folder, tm
     assert scores["my_task"]["questions"] == 6 and 0 <= scores["my_task"]["acc"] <= 1
     assert scores["embedded"]["questions"] > 0 and scores["embedded"]["acc"] == 0  # random weights answer nothing
     printed = capsys.readouterr().out
-    assert "my_task" in printed and "± 95 %" in printed and "benchmarks.json" in printed
+    assert "my_task" in printed and "95 % interval" in printed and "benchmarks.json" in printed
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,8 @@ def test_a_local_task_and_the_embedded_questions(monkeypatch, capsys, folder, tm
         ),
         (["--include_path", "{tmp}/none"], "--include_path {tmp}/none: no such folder of YAML tasks"),
         (["--batch_size", "0", "--limit", "-1"], "--batch_size 0 must be at least 1"),
+        (["--num_fewshot", "2"], "--num_fewshot 2 is not for --tasks embedded"),
+        (["--batch_size", "9" * 20], f"--batch_size {'9' * 20} is beyond 64 bits"),
         pytest.param(
             ["--tasks", "arc_easy", "--limit", "2"], "a task's data cannot be fetched", marks=pytest.mark.slow
         ),
@@ -61,3 +63,11 @@ def test_mistakes_get_one_message(words, message, monkeypatch, capsys, folder, t
         run(monkeypatch, "--model_path", folder, "--device", "cpu", *(word.format(tmp=tmp_path) for word in words))
     assert stop.value.code == 2
     assert message.format(tmp=tmp_path) in capsys.readouterr().err
+
+
+def test_intervals_of_shares_are_wilsons_and_those_of_other_scores_follow_their_error():
+    low, high = eval_benchmarks.interval_of(1.0, 0.0, 4)  # by hand: 4 / (4 + 1.96 squared)
+    assert (round(low, 4), high) == (0.5101, 1.0)
+    low, high = eval_benchmarks.interval_of(0.5, (0.25 / 99) ** 0.5, 100)
+    assert (round(low, 3), round(high, 3)) == (0.404, 0.596)
+    assert eval_benchmarks.interval_of(12.0, 0.5, 100) == pytest.approx((11.02, 12.98), abs=1e-3)

@@ -113,6 +113,8 @@ def test_runs_scored_on_other_questions_are_not_compared(out):
     records = find_records(out)
     assert [record.name for record in comparable_scores(records)] == ["other_256"]
     assert len(comparable_scores(records[:3])) == 3
+    page = write_report(records, out).read_text(encoding="utf-8")
+    assert page.count("| other questions |") == 3 and "`--evaluate all` asks all the same ones" in page
 
 
 def test_only_what_is_missing_is_evaluated_and_a_users_own_data_is_left_alone(out, monkeypatch, tmp_path):

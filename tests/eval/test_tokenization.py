@@ -130,6 +130,8 @@ def test_the_command_on_two_tokenizers(tmp_path, other, monkeypatch, capsys):
         (["--tokenizer_path", "a", "a"], "--tokenizer_path: a folder is named twice"),
         (["--max_characters", "-1"], "--max_characters -1 must not be negative"),
         (["--data_path", "nowhere.jsonl"], "nowhere.jsonl does not exist"),
+        (["--output", "nowhere/figures.json"], "--output nowhere/figures.json: there is no such folder"),
+        (["--output", "."], "--output . is a folder; name a file"),
     ],
 )
 def test_mistakes_are_named(tmp_path, monkeypatch, words, problem):

@@ -57,6 +57,10 @@ def test_so_many_are_asked_and_a_broken_file_is_named_before_the_first_step(home
     assert "/2 right" in capsys.readouterr().out
     run_stage(STAGE, flags(home, "none", "--questions", home / "questions.jsonl", "--eval_questions", 0))
     assert "right (" not in capsys.readouterr().out
+    joined = {"prompt": "th", "delimiter": "", "choices": ["e", "is"], "answer": 0, "id": "joined"}
+    write_rows(home / "joined.jsonl", [joined])
+    with pytest.raises(ValueError, match="the question joined: the choice .* has no token of its own"):
+        run_stage(STAGE, flags(home, "none", "--questions", home / "joined.jsonl"))
     with pytest.raises(ValueError, match="nowhere.jsonl: the questions cannot be read"):
         run_stage(STAGE, flags(home, "broken", "--questions", "nowhere.jsonl"))
     with pytest.raises(ValueError, match="--eval_questions -1 must not be negative"):
