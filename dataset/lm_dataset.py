@@ -9,7 +9,7 @@ A row is put together from the flat token array when it is asked for. Without pa
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -373,12 +373,29 @@ class PromptDataset(Dataset):
             digest.update(item["input_ids"].numpy())
         reader.check()
         self.summary.rows_read, self.summary.bad_rows = reader.bad_rows.rows_read, reader.bad_rows.count
-        self.summary.rows = self.summary.conversations = len(self.items)
-        self.summary.tokens = sum(len(item["input_ids"]) for item in self.items)
+        self._count()
         self.summary.fingerprint = digest.hexdigest()
         if not self.items and part != "validation":
             reasons = "".join(f"; {count:,} {reason}" for reason, count in self.summary.skipped.items())
             raise ValueError(f"{', '.join(reader.paths)}: no usable prompt{reasons}")
+
+    def keep(self, fits: Callable[[dict[str, Any]], bool], others: str) -> None:
+        """Leave out the prompts that do not fit, which are counted under the name of `others`.
+
+        Raises:
+            ValueError: none is left.
+        """
+        kept = [item for item in self.items if fits(item)]
+        if self.items and not kept:
+            raise ValueError(f"all {len(self.items):,} prompts are {others}")
+        if len(kept) < len(self.items):
+            add_counts(self.summary.skipped, {f"prompts {others}": len(self.items) - len(kept)})
+        self.items = kept
+        self._count()
+
+    def _count(self) -> None:
+        self.summary.rows = self.summary.conversations = len(self.items)
+        self.summary.tokens = sum(len(item["input_ids"]) for item in self.items)
 
     def __len__(self) -> int:
         return len(self.items)

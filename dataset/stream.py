@@ -328,10 +328,8 @@ class _Lane:
         return blocks
 
 
-def merge_states(states: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """The state of a stream from the parts of all ranks; None where nothing is streamed."""
-    if states[0] is None:
-        return None
+def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """The state of a stream from the parts of all ranks."""
     lanes = {number: lane for state in states for number, lane in state["lanes"].items()}
     return states[0] | {"lanes": lanes}
 

@@ -250,7 +250,7 @@ class _Batch:
         return attended.transpose(1, 2).flatten(2)
 
     def keep(self, rows: list[int]) -> None:
-        """Drop all other rows."""
+        """Keep these rows, in this order, and drop all others; a row may be kept several times."""
         index = torch.tensor(rows, device=self.decoder.device)
         self.cache = self.cache[:, :, :, :, : self.length].index_select(2, index)
         self.capacity = self.length  # the next token makes room
@@ -279,13 +279,19 @@ def _decode(decoder: Decoder, request: _Request) -> Iterator[list[tuple[int, int
     limits = {row: min(request.max_new_tokens, places - len(prompt)) for row, prompt in prompts.items()}
     rows = list(prompts)  # row numbers in the batch's order
     alive = set(rows)
-    batch = _Batch(decoder, list(prompts.values()))
+    unique = list(dict.fromkeys(map(tuple, prompts.values())))  # samples of one prompt read it once
+    batch = _Batch(decoder, [list(prompt) for prompt in unique])
     uniforms = None
     if sampling.temperature:
         noise = [sampling.uniforms(keys[row] if keys is not None else row, request.max_new_tokens) for row in rows]
         uniforms = torch.stack(noise)
     for step in range(max(limits.values())):
         logits = batch.advance()
+        if step == 0 and len(unique) < len(rows):
+            place_of = {prompt: place for place, prompt in enumerate(unique)}
+            copies = [place_of[tuple(prompt)] for prompt in prompts.values()]
+            logits = logits[copies]
+            batch.keep(copies)
         chosen = sampling.choose(logits, uniforms[:, step] if uniforms is not None else None)
         log_probs = sampling.log_probs(logits, chosen).tolist() if request.keep_log_probs else [0.0] * len(rows)
         drawn = zip(rows, chosen.tolist(), log_probs, strict=True)

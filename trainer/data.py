@@ -3,15 +3,24 @@
 from transformers import PreTrainedTokenizerBase
 
 from dataset.builtin.store import ensure_builtin_corpus
-from dataset.lm_dataset import DPODataset, MixtureDataset, PackedDataset, PretrainDataset, SFTDataset
+from dataset.lm_dataset import (
+    DPODataset,
+    MixtureDataset,
+    PackedDataset,
+    PretrainDataset,
+    PromptDataset,
+    SFTDataset,
+)
 from dataset.stream import StreamDataset
 from dataset.tokenise import Say
 from dataset.units import UnitOptions
 from trainer.config import ROOT, DataArguments, raise_problems
+from trainer.rollout_data import RolloutData
 
 BUILTIN_FOLDER = ROOT / "data" / "builtin"
 
 Data = tuple[PackedDataset | StreamDataset, dict[str, PackedDataset]]
+Prompts = tuple[RolloutData, dict[str, PromptDataset]]
 
 
 def build_pretrain_data(
@@ -59,6 +68,38 @@ def build_preference_data(
     raise_problems(problems)
     train, validation = _paths(arguments, "dpo.train", {"pairs": "dpo.val"})
     return _build(DPODataset, arguments, tokenizer, seed, say, train, validation, {"pairs": DPODataset})
+
+
+def build_prompt_data(
+    arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int, say: Say | None = print
+) -> Prompts:
+    """Prompts to learn on by rollouts, of the embedded ones those without tools; validation source "prompts"."""
+    return _build_rollouts(arguments, tokenizer, say, with_tools=False)
+
+
+def build_tool_data(
+    arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, seed: int, say: Say | None = print
+) -> Prompts:
+    """Prompts with tools to learn on by rollouts; validation source "prompts"."""
+    return _build_rollouts(arguments, tokenizer, say, with_tools=True)
+
+
+def _build_rollouts(
+    arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, say: Say | None, with_tools: bool
+) -> Prompts:
+    unfit = {"streaming": arguments.streaming, "packing": not arguments.packing, "dedup": arguments.dedup}
+    raise_problems([f"--{name} {getattr(arguments, name)} does not go with rollouts" for name in unfit if unfit[name]])
+    train, validation = _paths(arguments, "rl.train", {"prompts": "rl.val"})
+    common = {"max_length": arguments.max_seq_len, "strict": bool(arguments.strict)}
+    part = "train" if validation is None else "all"
+    prompts = PromptDataset(train, tokenizer, part=part, say=say, **common)
+    if validation is None:
+        held_out = PromptDataset(train, tokenizer, part="validation", say=None, **common)
+    else:
+        held_out = PromptDataset(validation["prompts"], tokenizer, say=None, **common)
+    for rows in (prompts, held_out) if with_tools or arguments.data_path is None else ():
+        rows.keep(lambda item: bool(item["tools"]) == with_tools, f"with{'out' * with_tools} tools")
+    return RolloutData(prompts), {"prompts": held_out} if len(held_out) else {}
 
 
 def _paths(

@@ -329,18 +329,29 @@ def copy_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return share_of(tensor.to(like.device, copy=True), like)
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ranks hold shares of the weights."""
+    return isinstance(model, FSDPModule)
+
+
 def whole_model(model: nn.Module, world: World) -> MiniMindForCausalLM | None:
     """The model for what one rank does alone, such as sampling or saving: on rank 0, else None.
 
     Under FSDP all ranks must call, and it is a copy.
     """
     bare = getattr(model, "module", model)
-    if not isinstance(bare, FSDPModule):
+    if not is_sharded(model):
         return bare if world.is_main else None
-    state = {name: copy_of_whole(tensor, keep=world.is_main) for name, tensor in bare.state_dict().items()}
-    if not world.is_main:
+    copy = copy_of_model(bare, world, keep=world.is_main)
+    return None if copy is None else copy.train(bare.training)
+
+
+def copy_of_model(bare: nn.Module, world: World, keep: bool = True) -> MiniMindForCausalLM | None:
+    """A whole copy of a model whose ranks may hold shares (then all of them must call); None unless `keep`."""
+    state = {name: copy_of_whole(tensor, keep) for name, tensor in bare.state_dict().items()}
+    if not keep:
         return None
     with torch.random.fork_rng(devices=[]):  # new weights are drawn, and the training's generator must not notice
         copy = MiniMindForCausalLM(bare.config)
     copy.load_state_dict(state)
-    return copy.to(world.device).train(bare.training)
+    return copy.to(world.device)

@@ -26,6 +26,7 @@ from trainer.hardware import hand_back_freed_memory
 from trainer.losses import Batch, StepContext
 from trainer.meter import Meter
 from trainer.precision import note_overflow
+from trainer.rollout_data import RolloutData
 from trainer.run import Run
 from trainer.schedule import get_lr
 
@@ -112,9 +113,13 @@ def steps_of_epoch(run: Run) -> Iterator[tuple[list[Batch], int]]:
     """The optimizer steps left in this epoch: this rank's micro-batches, and the rows that all ranks consume.
 
     The order of rows is a pure function of (seed, epoch), so the cursor alone says where to go on. The last step of an
-    epoch has what is left, and is a step like any other. A stream has no end and knows itself where it stands.
+    epoch has what is left, and is a step like any other. A stream has no end and knows itself where it stands; rollouts
+    are drawn by the weights as they are, and prepare their own batches.
     """
     optimization, world = run.settings.optimization, run.world
+    if isinstance(run.train_data, RolloutData):
+        yield from run.train_data.steps(run)
+        return
     if isinstance(run.train_data, StreamDataset):
         batches, rows_left = run.train_data.batches(optimization.batch_size), math.inf
     else:
@@ -199,7 +204,9 @@ def save_checkpoint(run: Run) -> None:
     run.checkpoints.writer.wait()  # at most one copy of the weights at a time
     run.saved_step = run.progress.step
     generators = gather_objects(capture_rng(run.world.device))
-    stream = merge_states(gather_objects(run.train_data.state()))
+    stream = run.train_data.state()
+    if isinstance(run.train_data, StreamDataset):
+        stream = merge_states(gather_objects(stream))
     state = {
         "model": run.bare_model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],

@@ -14,20 +14,30 @@ plus beta r (exp(d) - d - 1), d = log p_reference - log p: the estimate k3 of th
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from dataset.lm_dataset import IGNORED_LABEL
+from model.model_minimind import MiniMindForCausalLM
 from model.token_loss import token_losses
 from trainer.config import flag
+from trainer.distributed import copy_of_model, model_hash
 from trainer.losses import Batch, StepContext, add_balance_loss, count_tokens
+from trainer.rollout import Rollout, RolloutArguments
+from trainer.rollout_data import Round, prepare_rollouts
+from trainer.run import Run
+
+PER_TOKEN = ("advantages", "behaviour", "reference")
 
 
 @dataclasses.dataclass
-class PolicyArguments:
+class PolicyArguments(RolloutArguments):
     """How rollouts are learned from. All of it is bound to a run."""
 
     _argument_group_name = "policy"
@@ -39,8 +49,6 @@ class PolicyArguments:
         None, "and up to 1 plus this; by default as --clip_low, for dapo 0.28, for cispo 4, as in their papers"
     )
     beta: float = flag(0.0, "weight of the divergence from the weights that the run starts from; 0: no reference")
-    temperature: float = flag(1.0, "of the sampling; the log-probabilities that are trained are those at it")
-    max_new_tokens: int = flag(128, "longest reply")
 
     @property
     def high(self) -> float:
@@ -50,15 +58,15 @@ class PolicyArguments:
 
     def problems(self) -> list[str]:
         """What is out of range, by flag."""
-        problems = [] if 0 < self.clip_low < 1 else [f"--clip_low {self.clip_low:g} must lie between 0 and 1"]
+        problems = super().problems()
+        if not 0 < self.clip_low < 1:
+            problems.append(f"--clip_low {self.clip_low:g} must lie between 0 and 1")
         if not self.high > 0:
             problems.append(f"--clip_high {self.high:g} must be above 0")
         if self.beta < 0:
             problems.append(f"--beta {self.beta:g} must not be negative")
-        if not self.temperature > 0:
-            problems.append(f"--temperature {self.temperature:g} must be above 0: a greedy policy explores nothing")
-        if self.max_new_tokens < 1:
-            problems.append(f"--max_new_tokens {self.max_new_tokens} must be at least 1")
+        if self.num_generations < 2:
+            problems.append(f"--num_generations {self.num_generations} must be at least 2: replies are compared")
         return problems
 
 
@@ -67,6 +75,7 @@ class PolicyLoss:
     """The loss of packed rollouts; see `trainer.losses` for how a loss is called."""
 
     arguments: PolicyArguments
+    reference: MiniMindForCausalLM | None = None
 
     def count(self, batch: Batch) -> Tensor:
         """(3,) float64: terms (rollouts, or tokens for dapo and cispo), supervised tokens and tokens of a micro-batch.
@@ -85,9 +94,9 @@ class PolicyLoss:
 
         Args:
             model: the policy, possibly wrapped.
-            batch: input_ids, labels, document_ids, each (rows, window); `advantages` (rows, documents); `behaviour`
-                (rows, window), log-probabilities of the labels when they were drawn; with beta `reference` (rows,
-                window), those of the reference.
+            batch: each (rows, window): input_ids, labels, document_ids, and of each label its `advantages`, its
+                `behaviour`, the log-probability with which it was drawn, and that of the `reference`, if not of our
+                own. A batch without them is taken as drawn just now, at advantage 1.
             context: of the step.
         """
         arguments = self.arguments
@@ -97,21 +106,33 @@ class PolicyLoss:
         device = log_probs.device
         drawn = F.pad(batch["labels"][:, 1:] != IGNORED_LABEL, (1, 0)).to(device)
         documents = batch["document_ids"].to(device)
-        advantages = F.pad(batch["advantages"].to(log_probs), (1, 0)).gather(1, documents)
-        behaviour = batch["behaviour"].to(log_probs)
-        ratio = (log_probs - behaviour).exp()
+        now = log_probs.detach()
+        values = {name: batch[name].to(log_probs, non_blocking=True) for name in PER_TOKEN if name in batch}
+        advantages = values.get("advantages", torch.ones_like(now))
+        ratio = (log_probs - values.get("behaviour", now)).exp()
         losses, logs = self.token_losses(log_probs, ratio, advantages)
         if arguments.beta:
-            difference = batch["reference"].to(log_probs) - log_probs
+            difference = self.reference_log_probs(batch, values) - log_probs
             divergence = ratio * (difference.exp() - difference - 1)
             losses = losses + arguments.beta * divergence
             logs["divergence"] = divergence.detach()
-        weights = self.weights(drawn, documents)
+        shares = self.shares(drawn, documents)
+        dr_grpo = arguments.loss_type == "dr_grpo"
+        weights = drawn / arguments.max_new_tokens if dr_grpo else shares
         loss_sum = (losses * weights).sum(dtype=torch.float64)
         sums = {"loss_sum": loss_sum.detach()}
-        sums |= {f"{name}_sum": (value * weights).sum(dtype=torch.float64) for name, value in logs.items()}
+        sums |= {f"{name}_sum": (value * shares).sum(dtype=torch.float64) for name, value in logs.items()}
         count = self.count(batch)[0]
         return add_balance_loss(loss_sum, sums, model, output, context), count, sums
+
+    @torch.no_grad()
+    def reference_log_probs(self, batch: Batch, values: dict[str, Tensor]) -> Tensor:
+        """(rows, window) log-probabilities of the labels by the reference."""
+        if self.reference is None:
+            return values["reference"]
+        states = self.reference.model(input_ids=batch["input_ids"], document_ids=batch["document_ids"])
+        head = self.reference.lm_head.weight
+        return log_probs_at(states.last_hidden_state, head, batch["labels"], self.arguments.temperature)
 
     def token_losses(self, log_probs: Tensor, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each token, without the divergence, and logs; all of one shape."""
@@ -125,15 +146,14 @@ class PolicyLoss:
             clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
         return losses, {"clipped": clipped.float(), "ratio": ratio.detach()}
 
-    def weights(self, drawn: Tensor, documents: Tensor) -> Tensor:
-        """(rows, window) what each token's loss is multiplied with before the sum; 0 where nothing was drawn."""
+    def shares(self, drawn: Tensor, documents: Tensor) -> Tensor:
+        """(rows, window) each token's share of a term, which is its rollout or itself; 0 where nothing was drawn."""
         weights = drawn.float()
-        if self.arguments.loss_type == "dr_grpo":
-            return weights / self.arguments.max_new_tokens
-        if self.arguments.loss_type == "grpo":
-            sizes = weights.new_zeros(len(weights), int(documents.max()) + 1).scatter_add(1, documents, weights)
-            return weights / sizes.clamp(min=1).gather(1, documents)
-        return weights
+        if self.arguments.loss_type in ("dapo", "cispo"):
+            return weights
+        # A row cannot hold more documents than slots, and asking how many there are would wait for a GPU.
+        sizes = weights.new_zeros(len(weights), weights.shape[1] + 1).scatter_add(1, documents, weights)
+        return weights / sizes.clamp(min=1).gather(1, documents)
 
 
 def log_probs_at(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -150,3 +170,35 @@ def log_probs_at(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: fl
         hidden = hidden / temperature
     losses = token_losses(hidden.flatten(0, 1), weight, next_labels.flatten())
     return -losses.view(labels.shape).roll(1, dims=1)
+
+
+def group_advantages(rewards: Tensor, scale: bool) -> Tensor:
+    """(prompts, replies) rewards -> how much better each reply is than its neighbours, in their deviations if `scale`.
+
+    Dividing weighs prompts up that are nearly always or nearly never answered, which Dr. GRPO leaves out.
+    """
+    centred = rewards - rewards.mean(dim=1, keepdim=True)
+    return centred / (rewards.std(dim=1, keepdim=True) + 1e-4) if scale else centred
+
+
+def annotate_groups(run: Run, groups: Sequence[Sequence[Rollout]], current: Round) -> None:
+    """Give each token of a round its rollout's advantage."""
+    rewards = torch.tensor([[rollout.reward for rollout in group] for group in groups], dtype=torch.float64)
+    advantages = group_advantages(rewards, scale=run.settings.stage.loss_type != "dr_grpo").flatten().numpy()
+    current.values["advantages"] = np.repeat(advantages.astype(np.float32), current.lengths)
+
+
+def prepare_policy(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Set the loss, with the weights that the run starts from as its reference if it has one, and the rollouts."""
+    arguments, data = run.settings.stage, run.train_data
+    notes = prepare_rollouts(run, tokenizer)
+    # Of rewards that are all the same even a divergence teaches nothing: at the first step its gradient is rounding
+    # alone, 1e-10, which AdamW makes steps as long as any of.
+    data.annotate, data.needs_contrast = annotate_groups, True
+    reference = None
+    if arguments.beta:
+        run.fingerprints["reference"] = model_hash(run.bare_model)
+        reference = copy_of_model(run.bare_model, run.world).eval().requires_grad_(False)
+    run.loss = PolicyLoss(arguments, reference)
+    run.count = run.loss.count
+    return notes

@@ -12,6 +12,7 @@ from dataset.stream import StreamDataset
 from trainer.checkpoint import load_verified, restore_rng
 from trainer.config import raise_problems
 from trainer.distributed import copy_like, is_restart, main_decides
+from trainer.rollout_data import RolloutData
 from trainer.run import Progress, Run
 
 # A change of these makes the continuation another run: its rows, its schedule or its optimizer state no longer fit.
@@ -210,6 +211,8 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.tracker.run_id = state.get("tracker_id")
     if isinstance(run.train_data, StreamDataset):
         run.train_data.start(run.world.rank, run.world.size, state["stream"])
+    if isinstance(run.train_data, RolloutData):
+        run.train_data.restore(state["stream"])
     if state["expert_loads"] is not None:
         run.expert_loads = copy_like(state["expert_loads"], run.expert_loads)
     generators = state["random"]

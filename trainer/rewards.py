@@ -6,13 +6,14 @@ after its reasoning is one statement with one answer, it ended by itself, and it
 """
 
 import importlib.util
+import json
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataset.formats import parse_reply
 from eval.questions import is_right
@@ -29,21 +30,31 @@ DENIAL = re.compile(
 )
 
 
+class Call(NamedTuple):
+    """A tool call, and what came of it; a result that begins with "error: " says what was wrong with the call."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: str
+
+
 @dataclass(frozen=True)
 class Reply:
-    """What a model said to a prompt.
+    """What a model said to a prompt, at last.
 
     Attributes:
         text: decoded, markup of reasoning and tool calls kept, the end of turn left off.
         message: the same as a message, see `dataset.formats.parse_reply`.
         ended: by the model itself, not by the limit.
         tokens: how many it drew.
+        calls: the tool calls that it made on the way, with their results.
     """
 
     text: str
     message: Mapping[str, Any]
     ended: bool
     tokens: int
+    calls: tuple[Call, ...] = ()
 
     @classmethod
     def of(cls, text: str, ended: bool = True, tokens: int = 0, open_thinking: bool | None = None) -> "Reply":
@@ -159,6 +170,18 @@ def tool(reply: Reply, row: Mapping[str, Any]) -> float:
     return float(reply.ended and [_call(call) for call in made] == [_call(call) for call in wanted])
 
 
+def success(reply: Reply, row: Mapping[str, Any]) -> float:
+    """1 where the answer is right and rests on tools: at least one call was made, none failed, and none was repeated.
+
+    The answer is right as for `number`, or for `exact` where what is asked for is no number.
+    """
+    made = [(call.name, json.dumps(call.arguments, sort_keys=True)) for call in reply.calls]
+    if not made or len(set(made)) < len(made) or any(call.result.startswith("error: ") for call in reply.calls):
+        return 0.0
+    is_numeric = any(_last_number(answer) is not None for answer in answers_of(row))
+    return number(reply, row) if is_numeric else exact(reply, row)
+
+
 def _call(call: Mapping[str, Any]) -> tuple[str, Any]:
     return call["name"], call["arguments"]
 
@@ -171,7 +194,29 @@ REWARDS: dict[str, Reward] = {
     "fresh": fresh,
     "think_length": think_length,
     "tool": tool,
+    "success": success,
 }
+
+
+CHECKS_ANSWERS = (exact, number, success)
+
+
+def check_answers(rows: Sequence[Mapping[str, Any]], rewards: Sequence["WeightedReward"]) -> None:
+    """Raise ValueError unless each row has the answer that the rewards compare with."""
+    judging = [reward.name for reward in rewards if reward.function in CHECKS_ANSWERS]
+    if not judging:
+        return
+    without = []
+    for row in rows:
+        try:
+            answers_of(row)
+        except ValueError:
+            without.append(row["messages"][-1]["content"])
+    if without:
+        raise ValueError(
+            f"--rewards {' '.join(judging)}: {len(without):,} of {len(rows):,} prompts have no answer to compare with "
+            f"(give gt, answer, or a last message of the assistant's), the first is {without[0][:80]!r}"
+        )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from trainer.config import Settings
 from trainer.distributed import World
 from trainer.losses import Batch, StepContext, count_tokens
 from trainer.precision import Precision
+from trainer.rollout import RolloutArguments
 from trainer.track import Tracker
 
 
@@ -91,11 +92,16 @@ class Run:
 
     @property
     def rows_per_step(self) -> int:
-        """Rows that one full optimizer step consumes over all micro-batches and ranks."""
-        optimization = self.settings.optimization
+        """Rows that one full optimizer step consumes over all micro-batches and ranks; of rollouts, their prompts."""
+        optimization, stage = self.settings.optimization, self.settings.stage
+        if isinstance(stage, RolloutArguments):
+            return stage.rollout_prompts
         return optimization.batch_size * optimization.accumulation_steps * self.world.size
 
     def estimate_total_steps(self) -> int:
         """Optimizer steps of the whole run: `--max_steps`, or what the epochs take (a stream has no end)."""
-        optimization = self.settings.optimization
-        return optimization.max_steps or optimization.epochs * math.ceil(len(self.train_data) / self.rows_per_step)
+        optimization, stage = self.settings.optimization, self.settings.stage
+        steps = stage.steps if isinstance(stage, RolloutArguments) else 1
+        return optimization.max_steps or (
+            optimization.epochs * math.ceil(len(self.train_data) / self.rows_per_step) * steps
+        )

@@ -54,6 +54,7 @@ from trainer.memory import advice_when_full, describe_memory, state_bytes
 from trainer.optim import ParameterGroup, build_optimizers
 from trainer.precision import choose_precision, has_native_bfloat16
 from trainer.resume import resume
+from trainer.rollout_data import RolloutData
 from trainer.run import Run
 from trainer.track import Tracker, format_seconds
 
@@ -260,12 +261,12 @@ def introduce(run: Run, stage: Stage, notes: list[str], table: list[ParameterGro
         say(f"  left out: {count:,} {reason}")
     validation = ", ".join(f"{name} {len(rows):,} rows" for name, rows in run.validation_data.items())
     say(f"  validation: {validation or 'none'}")
-    rows = run.rows_per_step
-    say(
-        f"  steps: {run.total_steps:,} of {rows} rows ({rows * window:,} tokens): {settings.optimization.batch_size} a "
-        f"micro-batch x {settings.optimization.accumulation_steps} x {run.world.size} ranks; "
-        f"{settings.optimization.schedule} schedule"
-    )
+    rows, optimization = run.rows_per_step, settings.optimization
+    step = f"{rows} rows ({rows * window:,} tokens): {optimization.batch_size} a micro-batch"
+    step += f" x {optimization.accumulation_steps} x {run.world.size} ranks"
+    if isinstance(run.train_data, RolloutData):
+        step = f"rollouts, {optimization.batch_size} rows of {window} slots a micro-batch"
+    say(f"  steps: {run.total_steps:,} of {step}; {optimization.schedule} schedule")
     for group in table:
         say(
             f"  {group.optimizer}: {group.name}, {group.tensors} tensors, {group.parameters:,} parameters, "

@@ -49,7 +49,7 @@ def packed(made, rows):
     batch = {name: torch.zeros(len(rows), length, dtype=torch.long) for name in ("input_ids", "document_ids")}
     batch["labels"] = torch.full((len(rows), length), -100)
     batch["noise"], batch["reference_noise"] = torch.zeros(len(rows), length), torch.zeros(len(rows), length)
-    batch["advantages"] = torch.zeros(len(rows), max(map(len, rows)))
+    batch["advantages"] = torch.zeros(len(rows), length)
     for index, row in enumerate(rows):
         position = 0
         for document, number in enumerate(row, start=1):
@@ -63,7 +63,7 @@ def packed(made, rows):
             batch["document_ids"][index, position:end] = document
             batch["noise"][index, middle:end] = one["noise"]
             batch["reference_noise"][index, middle:end] = one["reference_noise"]
-            batch["advantages"][index, document - 1] = one["advantage"]
+            batch["advantages"][index, middle:end] = one["advantage"]
             position = end
     return batch
 
@@ -169,8 +169,7 @@ def test_at_the_sampler_itself_the_ratio_is_one_and_the_divergence_zero(name):
     batch = packed(exact, [[0, 3], [1, 2, 5], [4]])
     batch = with_log_probs(batch, model, loss.arguments.temperature)
     _, count, logs = loss(model, batch, StepContext(*(loss.count(batch)[[0, 2]])))
-    weights = loss.weights((batch["labels"] != -100), batch["document_ids"]).sum()
-    assert logs["ratio_sum"].item() == pytest.approx(weights.item(), rel=1e-6) and logs["clipped_sum"] == 0
+    assert logs["ratio_sum"].item() == pytest.approx(count.item(), rel=1e-6) and logs["clipped_sum"] == 0
     if loss.arguments.beta:
         assert abs(logs["divergence_sum"].item() / count) < 1e-6
 

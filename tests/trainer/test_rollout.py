@@ -1,0 +1,386 @@
+"""Rollouts: ids and log-probabilities are the sampler's own, tools are played to the end, rounds are cut and kept."""
+
+import json
+import math
+import shutil
+from itertools import islice
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dataset.chat import render_messages, render_prompt
+from dataset.lm_dataset import PromptDataset
+from dataset.tools import TOOL_SCHEMAS
+from model.decoding import GeneratedReply
+from tests.eval.helpers import write_rows
+from tests.model.helpers import tiny_model
+from tests.trainer.helpers import close, logged, run_ranks, tiny_run, train, weights_of
+from trainer.losses import StepContext
+from trainer.policy import PolicyArguments, group_advantages, prepare_policy
+from trainer.results import save_model
+from trainer.rewards import REWARDS, Reply, WeightedReward
+from trainer.rollout import Rollout, RolloutArguments, blocks_of, judge, play, sampler_of
+from trainer.rollout_data import RolloutData, log_rewards
+from trainer.stage import run_stage
+from trainer.train_grpo import STAGE
+
+REWARD_FILE = '''
+def odd(reply, row):
+    """Text of odd length: a random model gets it about half the time."""
+    return len(reply.text) % 2
+
+def broken(reply, row):
+    return {}["nothing"]
+
+def endless(reply, row):
+    return float("nan")
+
+def same(reply, row):
+    return 0.5
+'''
+
+
+def ending_model(tokenizer, seed=2, **overrides):
+    """A random model that ends its turn at about every fourth token."""
+    overrides = {"max_position_embeddings": 128} | overrides
+    model = tiny_model(seed, vocab_size=len(tokenizer), **overrides)
+    with torch.no_grad():
+        states = model.model(input_ids=torch.arange(40, 104)[None]).last_hidden_state[0]
+        usual = states.mean(dim=0)
+        model.lm_head.weight[tokenizer.eos_token_id] = 8 * usual / usual.square().sum()
+    return model
+
+
+@pytest.fixture
+def home(tokenizer, tmp_path):
+    rows = [
+        {"conversations": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": str(n)}]}
+        for n in range(24)
+    ]
+    write_rows(tmp_path / "prompts.jsonl", rows)
+    (tmp_path / "rewards.py").write_text(REWARD_FILE)
+    return tmp_path
+
+
+def prompts_of(home, tokenizer):
+    return PromptDataset(home / "prompts.jsonl", tokenizer, say=None)
+
+
+def run_of(home, tokenizer, folder, world=None, overrides=None, flags=(), **stage):
+    """A run on rollouts that is ready to train."""
+    prompts = prompts_of(home, tokenizer)
+    model = ending_model(tokenizer, **(overrides or {}))
+    flags = ["--max_seq_len", 64, "--batch_size", 2, "--epochs", 1, "--learning_rate", 0.003, *flags]
+    run = tiny_run(folder, RolloutData(prompts), world, model, {"prompts": prompts}, flags)
+    options = {"rewards": [f"{home}/rewards.py:odd"], "rollout_prompts": 8, "num_generations": 4, "max_new_tokens": 8}
+    run.settings.stage = PolicyArguments(**(options | stage))
+    run.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    run.evaluate, run.total_steps = log_rewards, run.estimate_total_steps()
+    prepare_policy(run, tokenizer)
+    return run
+
+
+def naive_log_probs(model, rollout, temperature):
+    """The log-probabilities of a rollout's ids, by one forward pass over it alone."""
+    with torch.no_grad():
+        logits = model(torch.tensor([rollout.ids])).logits[0].float() / temperature
+    values = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(rollout.ids[1:])[:, None])[:, 0]
+    return [0.0, *values.tolist()]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("overrides", [{}, {"use_moe": True}], ids=["dense", "moe"])
+def test_ids_and_log_probabilities_are_the_samplers(home, tokenizer, temperature, overrides):
+    model, items = ending_model(tokenizer, **overrides), prompts_of(home, tokenizer).items
+    arguments = RolloutArguments(max_new_tokens=8, temperature=temperature)
+    stop_ids = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    sample = sampler_of(model, stop_ids, 8, temperature, seed=3)
+    pairs = [(number, which) for number in (0, 5, 2) for which in range(4)]
+    rollouts = play(sample, pairs, items, tokenizer, arguments, 64, "0")
+    assert overrides or temperature != 1 or {one.reply.ended for one in rollouts} == {True, False}
+    for one in rollouts:
+        prompt = items[one.prompt]["input_ids"].tolist()
+        assert one.ids[: len(prompt)] == prompt and not any(one.drawn[: len(prompt)])
+        assert all(one.drawn[len(prompt) :]) and one.length == len(one.ids) - len(prompt) <= 8
+        assert one.reply.ended == (one.ids[-1] == tokenizer.eos_token_id), "what ends a turn is drawn and trained too"
+        expected = np.where(one.drawn, naive_log_probs(model, one, temperature), 0.0)
+        np.testing.assert_allclose(one.log_probs, expected, atol=2e-5)
+    alone = play(sample, [(5, 2)], items, tokenizer, arguments, 64, "0")[0]
+    assert alone.ids == rollouts[6].ids, "noise belongs to the prompt and sample, whoever shares the block"
+    other = play(sample, pairs, items, tokenizer, arguments, 64, "1")
+    assert [one.ids for one in other] != [one.ids for one in rollouts], "another step draws other noise"
+
+
+def test_a_prompts_samples_share_a_block():
+    blocks = blocks_of(range(100), 8)
+    assert [pair for block in blocks for pair in block] == [(n, s) for n in range(100) for s in range(8)]
+    assert all(len(block) <= 128 and len(block) % 8 == 0 for block in blocks)
+    assert len(blocks_of(range(3), 500)) == 3
+
+
+def call_text(tool, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
+
+
+def scripted(tokenizer, *turns):
+    """An engine that says the same to every prompt, turn by turn; None is a reply without an end."""
+    said = iter(turns)
+
+    def sample(prompts, keys):
+        text, ended = next(said)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        stop = tokenizer.eos_token_id if ended else None
+        return [GeneratedReply(list(ids), stop, [-0.5] * (len(ids) + ended)) for _ in prompts]
+
+    return sample
+
+
+def tool_item(tokenizer, ask="What is 3 * 14?"):
+    tools = [TOOL_SCHEMAS["calculate"]]
+    messages = [{"role": "user", "content": ask}]
+    ids = torch.tensor(render_prompt(messages, tokenizer, tools))
+    return {"input_ids": ids, "messages": messages, "tools": tools, "reference": None, "extra": {"gt": ["42"]}}
+
+
+def played(tokenizer, *turns, rounds=3, window=1000):
+    arguments = RolloutArguments(max_new_tokens=64, max_tool_rounds=rounds)
+    return play(scripted(tokenizer, *turns), [(0, 0)], [tool_item(tokenizer)], tokenizer, arguments, window, "0")[0]
+
+
+def test_tools_are_played_and_their_results_are_not_trained(tokenizer):
+    call = call_text("calculate", expression="3 * 14")
+    rollout = played(tokenizer, (call, True), ("The result is 42.", True))
+    item = tool_item(tokenizer)
+    whole = render_messages(
+        [
+            *item["messages"],
+            {"role": "assistant", "tool_calls": [{"name": "calculate", "arguments": {"expression": "3 * 14"}}]},
+            {"role": "tool", "content": "42"},
+            {"role": "assistant", "content": "The result is 42."},
+        ],
+        tokenizer,
+        item["tools"],
+    )
+    length = len(rollout.ids)
+    assert rollout.ids == whole.input_ids[:length], "the very ids of the whole conversation"
+    assert [int(drawn) for drawn in rollout.drawn] == whole.assistant_mask[:length]
+    assert rollout.log_probs == [-0.5 * drawn for drawn in rollout.drawn]
+    assert rollout.reply.calls == (("calculate", {"expression": "3 * 14"}, "42"),)
+    assert REWARDS["success"](rollout.reply, item) == 1
+
+
+def test_where_tools_end(tokenizer):
+    call = call_text("calculate", expression="3 * 14")
+    limited = played(tokenizer, (call, True), (call, True), rounds=1)
+    assert len(limited.reply.calls) == 2 and limited.ids[-1] == tokenizer.eos_token_id
+    assert REWARDS["success"](limited.reply, tool_item(tokenizer)) == 0, "a call is no answer"
+    full = played(tokenizer, (call, True), window=len(tool_item(tokenizer)["input_ids"]) + 100)
+    assert not full.reply.ended and len(full.ids) < 1000, "no room for another turn"
+    cut = played(tokenizer, (call, False))
+    assert cut.reply.calls == () and not cut.reply.ended
+    other = played(tokenizer, (call_text("lookup", name="Emma", field="age"), True), ("42", True))
+    assert other.reply.calls[0].result == "error: no tool 'lookup' here"
+    assert REWARDS["success"](other.reply, tool_item(tokenizer)) == 0
+    guessed = played(tokenizer, ("42", True))
+    assert REWARDS["success"](guessed.reply, tool_item(tokenizer)) == 0, "an answer without a call is a guess"
+    twice = played(tokenizer, (call, True), (call, True), ("42", True))
+    assert REWARDS["success"](twice.reply, tool_item(tokenizer)) == 0, "the same call again"
+
+
+def test_judging():
+    def reply(ended):
+        return Rollout(0, 0, [1, 2], [False, True], [0.0, -1.0], Reply("ab", {"content": "ab"}, ended, 1))
+
+    rewards = [WeightedReward("a", 2.0, lambda *_: 0.25), WeightedReward("b", 1.0, lambda *_: 1)]
+    done, cut = reply(True), reply(False)
+    for one in (done, cut):
+        judge(one, {}, rewards, RolloutArguments())
+    assert (done.reward, done.rewards) == (1.5, {"a": 0.25, "b": 1.0}) and cut.reward == 0
+    judge(cut, {}, rewards, RolloutArguments(overlong="mask"))
+    assert cut.reward == 1.5
+    for name, function in (("fails", lambda *_: [][0]), ("is_nan", lambda *_: math.nan), ("is_none", lambda *_: None)):
+        with pytest.raises(ValueError, match=f"--rewards {name} .* reply 'ab'"):
+            judge(done, {}, [WeightedReward(name, 1.0, function)], RolloutArguments())
+
+
+def test_advantages_by_hand():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [2.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 4.0]])
+    scaled = group_advantages(rewards, scale=True)
+    assert scaled[0].tolist() == pytest.approx([0.8658, -0.8658, -0.8658, 0.8658], abs=1e-4)  # 0.5 / (0.57735 + 1e-4)
+    assert scaled[1].tolist() == [0.0] * 4
+    assert group_advantages(rewards, scale=False)[2].tolist() == [-1.0, -1.0, -1.0, 3.0]
+
+
+def test_each_rollout_is_trained_as_often_as_asked_and_its_prompt_consumed_once(home, tokenizer):
+    run = run_of(home, tokenizer, home, num_mini_batches=2, num_iterations=3, rollout_prompts=10)
+    assert run.total_steps == 3 * 6  # 24 prompts: 10, 10 and 4
+    steps, seen = list(islice(run.train_data.steps(run), 6)), []
+    assert [rows for _, rows in steps] == [0] * 5 + [10]
+    assert run.train_data.round is None and run.train_data.state() is None
+    for batches, _ in steps:
+        seen.append([])
+        for batch in batches:
+            assert (batch["behaviour"][batch["labels"] == -100] == 0).all()
+            for row in range(len(batch["input_ids"])):
+                for document in range(1, int(batch["document_ids"][row].max()) + 1):
+                    inside = batch["document_ids"][row] == document
+                    seen[-1].append(tuple(batch["input_ids"][row][inside].tolist()))
+                    assert len(set(batch["advantages"][row][inside].tolist())) == 1
+    first, second = sorted(seen[0]), sorted(seen[1])
+    assert len(first) == len(second) == 20
+    assert [sorted(one) for one in seen] == [first, second] * 3
+
+
+def test_masked_overlong_replies_teach_nothing_and_count(home, tokenizer):
+    run = run_of(home, tokenizer, home, overlong="mask", max_new_tokens=2)
+    batches, _ = next(run.train_data.steps(run))
+    ends = tokenizer.eos_token_id
+    trained = whole = 0
+    for batch in batches:
+        for ids, labels, documents in zip(batch["input_ids"], batch["labels"], batch["document_ids"], strict=True):
+            for document in range(1, int(documents.max()) + 1):
+                inside = documents == document
+                whole += 1
+                has_labels = bool((labels[inside] != -100).any())
+                trained += has_labels
+                assert has_labels == (ids[inside][-1] == ends)
+    counts = sum(run.count(batch) for batch in batches)
+    assert 0 < trained < whole == counts[0] == 32
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "cispo"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 0.02)])
+def test_the_first_step_has_ratio_one_and_no_divergence(home, tokenizer, loss_type, dtype, tolerance):
+    for temperature in (1.0, 0.7, 1.3):
+        flags = ["--dtype", dtype]
+        run = run_of(home, tokenizer, home, flags=flags, loss_type=loss_type, temperature=temperature, beta=0.1)
+        batches, _ = next(run.train_data.steps(run))
+        counts = sum(run.count(batch) for batch in batches)
+        ratio = divergence = 0.0
+        for batch in batches:
+            with run.autocast():
+                _, _, logs = run.loss(run.model, batch, StepContext(counts[0], counts[2]))
+            ratio += float(logs["ratio_sum"])
+            divergence += float(logs["divergence_sum"])
+        assert ratio / float(counts[0]) == pytest.approx(1, abs=tolerance)
+        assert abs(divergence) / float(counts[0]) < tolerance
+
+
+def train_rollouts(world, folder, home, tokenizer, overrides, batch_size, stage, flags=()):
+    flags = ["--batch_size", batch_size, "--max_steps", 6, *flags]
+    run = run_of(home, tokenizer, folder, world, overrides, flags, **stage)
+    train(run)
+    run.evaluate(run, None)
+    return weights_of(run)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stage"),
+    [
+        ({}, {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}),
+        ({"use_moe": True}, {"loss_type": "dapo", "dynamic_sampling": 1}),
+        ({}, {"loss_type": "cispo", "overlong": "mask"}),
+    ],
+    ids=["grpo", "moe_dapo", "cispo"],
+)
+def test_two_ranks_learn_as_one_does(home, tokenizer, overrides, stage):
+    one = train_rollouts(None, home / "one", home, tokenizer, overrides, 4, stage)
+    run_ranks(train_rollouts, home, home / "two", home, tokenizer, overrides, 2, stage)
+    paths = [home / ranks / "run" / "metrics.jsonl" for ranks in ("one", "two")]
+    runs = [SimpleNamespace(tracker=SimpleNamespace(metrics_path=path)) for path in paths]
+    for name in ("loss", "gradient_norm", "ratio", "rollout_reward", "rollout_reply_tokens", "validation_reward"):
+        alone, together = (logged(run, name) for run in runs)
+        assert alone and close(alone, together, 1e-4 if name == "gradient_norm" else 1e-5), name
+    assert len(one) > 10
+
+
+def stage_words(home, *more):
+    words = (
+        "--batch_size 2 --max_seq_len 64 --max_steps 8 --eval_iters 2 --dtype float32 --device cpu --log_interval 1 "
+    )
+    words += (
+        f"--save_interval 3 --save_dir {home}/out --cache_dir {home}/cache --learning_rate 0.003 --eval_interval 4 "
+    )
+    words += f"--data_path {home}/prompts.jsonl --rewards {home}/rewards.py:odd ended:0.1 --rollout_prompts 4 "
+    words += "--num_generations 4 --num_mini_batches 2 --num_iterations 2 --max_new_tokens 8 --beta 0.05"
+    return [*words.split(), *map(str, more)]
+
+
+def test_the_stage_resumes_in_the_middle_of_a_round_bit_for_bit(home, tokenizer, capsys):
+    save_model(ending_model(tokenizer), tokenizer, home / "out" / "full_sft_32")
+    straight = run_stage(STAGE, stage_words(home, "--checkpoint_dir", home / "a"))
+    printed = capsys.readouterr().out
+    assert (
+        straight == home / "out" / "grpo_32" and "rollouts for step 1 | reward" in printed and "ratio 1.000" in printed
+    )
+    first = load_file(straight / "model.safetensors")
+    shutil.copytree(home / "a", home / "b")
+    (home / "b" / "grpo_32" / "step-00000008.pth").unlink()  # what is left was saved behind the second of four steps
+    shutil.rmtree(straight)
+    run_stage(STAGE, stage_words(home, "--checkpoint_dir", home / "b", "--from_resume", 1))
+    assert "step-00000006.pth, step 6" in capsys.readouterr().out
+    again = load_file(straight / "model.safetensors")
+    assert first.keys() == again.keys() and all(torch.equal(first[name], again[name]) for name in first)
+    records = [[json.loads(line) for line in (home / name / "grpo_32" / "metrics.jsonl").open()] for name in "ab"]
+    rewards = [[(r["step"], r["rollout_reward"]) for r in part if "rollout_reward" in r] for part in records]
+    assert rewards[0] == rewards[1] and [step for step, _ in rewards[0]] == [1, 5]
+    (home / "b" / "grpo_32" / "step-00000008.pth").unlink()
+    with pytest.raises(ValueError, match="--beta is 0.3 and was 0.05"):
+        run_stage(STAGE, stage_words(home, "--checkpoint_dir", home / "b", "--from_resume", 1, "--beta", 0.3))
+
+
+def test_it_learns_what_is_rewarded(home, tokenizer):
+    run = run_of(home, tokenizer, home, flags=["--epochs", 8, "--learning_rate", 0.01], num_generations=8)
+    train(run)
+    rewards = list(logged(run, "rollout_reward").values())
+    assert len(rewards) == 24 and sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.2
+
+
+def test_dynamic_sampling_takes_other_prompts_in_place_of_those_that_teach_nothing(home, tokenizer):
+    run = run_of(home, tokenizer, home, dynamic_sampling=1, rollout_prompts=3, num_generations=2)
+    steps = run.train_data.steps(run)
+    _, rows = next(steps)
+    assert rows > 3, "with two replies to a prompt, about half of the prompts teach nothing"
+    current_rewards = logged(run, "rollout_useful")
+    assert 0 < current_rewards[1] < 1
+    run.progress.row += rows
+    batches, _ = next(steps)
+    assert all((batch["advantages"] != 0).any() for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--rewards", "{home}/rewards.py:same", "--overlong", "mask"],
+            "no reply to any of the 24 prompts got another reward",
+        ),
+        (["--rewards", "{home}/rewards.py:broken"], "--rewards broken failed on the reply"),
+        (["--rewards", "{home}/rewards.py:endless"], "--rewards endless gave nan"),
+        (["--rewards", "{home}/rewards.py:missing"], "has no function 'missing'"),
+        (["--num_generations", 1], "--num_generations 1 must be at least 2"),
+        (["--max_new_tokens", 60], "--max_seq_len 64: the longest prompt has"),
+        (["--accumulation_steps", 2], "--accumulation_steps 2: a step takes the micro-batches"),
+        (["--packing", 0, "--dedup", 1], "--packing 0 does not go with rollouts"),
+        (["--temperature", 0], "--temperature 0 must be above 0"),
+        (["--top_p", 0.9], "unknown flag --top_p"),
+        (["--num_mini_batches", 9], "--num_mini_batches 9 must be at most --rollout_prompts 4"),
+    ],
+)
+def test_mistakes_are_named(home, tokenizer, words, message):
+    save_model(ending_model(tokenizer), tokenizer, home / "out" / "full_sft_32")
+    words = [str(word).format(home=home) for word in words]
+    with pytest.raises(ValueError, match=message):
+        run_stage(STAGE, stage_words(home, "--checkpoint_dir", home / "a", *words))
+
+
+def test_prompts_without_an_answer_are_named(home, tokenizer):
+    save_model(ending_model(tokenizer), tokenizer, home / "out" / "full_sft_32")
+    write_rows(
+        home / "prompts.jsonl", [{"conversations": [{"role": "user", "content": f"Say {n}."}]} for n in range(5)]
+    )
+    with pytest.raises(ValueError, match="--rewards number: 5 of 5 prompts have no answer .* 'Say 0.'"):
+        run_stage(STAGE, stage_words(home, "--checkpoint_dir", home / "a", "--rewards", "number"))

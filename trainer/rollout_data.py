@@ -1,0 +1,330 @@
+"""What reinforcement learning trains on: rollouts of the weights as they are, cut into packed rows and steps.
+
+A round takes the next prompts of the epoch, draws replies to them, has them judged, and makes `RolloutArguments.steps`
+optimizer steps of them. All ranks know all rollouts of a round, so their rows are cut the same way on any number of
+ranks; and a checkpoint holds them, so that a run goes on in the middle of a round.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dataset.chat import render_prompt
+from dataset.lm_dataset import PackedDataset, PromptDataset, collate_rows
+from dataset.order import EMPTY_ROW, epoch_order
+from dataset.packing import pack_conversations
+from dataset.selection import DataSummary
+from trainer.config import raise_problems
+from trainer.distributed import gather_objects, is_sharded, whole_model
+from trainer.losses import Batch
+from trainer.rewards import WeightedReward, check_answers, parse_rewards
+from trainer.rollout import OPEN_THINKING, Rollout, Sampler, blocks_of, describe, judge, play, sampler_of
+from trainer.run import Run
+
+SHOWN_ROLLOUTS = 2
+
+
+@dataclasses.dataclass
+class Round:
+    """Rollouts that are being learned from, flat.
+
+    Attributes:
+        ids: (tokens,) of all rollouts, one behind the other.
+        drawn: (tokens,) whether a token is learned from.
+        values: (tokens,) each: what the loss wants to know of each token besides, `behaviour` among them.
+        lengths: (rollouts,) tokens of each.
+        groups: (rollouts,) place of its prompt among the round's.
+        rows: prompts of the epoch that the round consumed.
+        step: how many of its steps have been handed out.
+    """
+
+    ids: np.ndarray
+    drawn: np.ndarray
+    values: dict[str, np.ndarray]
+    lengths: np.ndarray
+    groups: np.ndarray
+    rows: int
+    step: int = 0
+
+    @property
+    def starts(self) -> np.ndarray:
+        """(rollouts,) where each begins in the flat arrays."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[Rollout]], rows: int, masks_overlong: bool) -> "Round":
+        """Of the rollouts of each prompt."""
+        rollouts = [rollout for group in groups for rollout in group]
+        return cls(
+            ids=np.concatenate([np.array(one.ids, dtype=np.int64) for one in rollouts]),
+            drawn=np.concatenate([np.array(one.drawn) & (one.reply.ended or not masks_overlong) for one in rollouts]),
+            values={"behaviour": np.concatenate([np.array(one.log_probs, dtype=np.float32) for one in rollouts])},
+            lengths=np.array([len(one.ids) for one in rollouts]),
+            groups=np.array([place for place, group in enumerate(groups) for _ in group]),
+            rows=rows,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """As tensors and numbers, for a checkpoint."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain["values"] = {name: torch.from_numpy(values) for name, values in self.values.items()}
+        return {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in plain.items()
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Round":
+        """Undo `state`; the arrays are copies."""
+
+        def array(value: Any) -> Any:
+            return np.array(value) if isinstance(value, torch.Tensor) else value
+
+        values = {name: array(value) for name, value in state["values"].items()}
+        return cls(**{name: array(value) for name, value in state.items() if name != "values"}, values=values)
+
+
+class RolloutRows(PackedDataset):
+    """Some rollouts of a round, packed. An item holds each of the round's values too, (window,)."""
+
+    def __init__(self, whole: Round, chosen: np.ndarray, window: int):
+        plan = pack_conversations(whole.lengths[chosen], window, whole.starts[chosen])
+        super().__init__(whole.ids, whole.drawn, plan, 0, DataSummary())
+        self.values = whole.values
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Row `index`, or a fully masked one for `EMPTY_ROW` (-1)."""
+        item = super().__getitem__(index)
+        first, last = (0, 0) if index == EMPTY_ROW else self.plan.row_pieces[index : index + 2].tolist()
+        starts, lengths = self.plan.piece_starts[first:last], self.plan.piece_lengths[first:last]
+        places = np.concatenate([np.arange(0), *map(np.arange, starts, starts + lengths)]).astype(np.int64)
+        for name, values in self.values.items():
+            row = np.zeros(self.max_length, dtype=np.float32)
+            row[: len(places)] = values[places]
+            item[name] = torch.from_numpy(row)
+        return item
+
+
+class RolloutData:
+    """Prompts to learn on by rollouts; it takes the place of a data set of rows.
+
+    Attributes:
+        prompts: a `PromptDataset`.
+        summary: of the prompts.
+        tokenizer, rewards: see `prepare_rollouts`.
+        annotate: (run, the rollouts of each prompt, round): adds values to the round; a stage sets it.
+        needs_contrast: whether nothing is learned where all replies to a prompt get the same reward; a stage sets it.
+    """
+
+    def __init__(self, prompts: PromptDataset):
+        self.prompts, self.summary = prompts, prompts.summary
+        self.rewards: Sequence[WeightedReward] = ()
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.annotate: Callable[[Run, list[list[Rollout]], Round], None] = lambda run, groups, round: None
+        self.needs_contrast = False
+        self.round: Round | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def describe(self) -> str:
+        """What a run says of its data before it starts."""
+        longest = max(len(item["input_ids"]) for item in self.prompts.items)
+        with_tools = sum(item["tools"] is not None for item in self.prompts.items)
+        return f"{len(self):,} prompts of at most {longest:,} tokens, {with_tools:,} of them with tools"
+
+    @property
+    def preview(self) -> PromptDataset:
+        """Tokens to try things on."""
+        return self.prompts
+
+    def state(self) -> dict[str, Any] | None:
+        """The round that is under way, the same on every rank; None between two rounds."""
+        return None if self.round is None else self.round.state()
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Undo `state`."""
+        self.round = None if state is None else Round.from_state(state)
+
+    def steps(self, run: Run) -> Iterator[tuple[list[Batch], int]]:
+        """The optimizer steps left in this epoch: this rank's micro-batches, and the prompts that all ranks consume.
+
+        A round's prompts count as consumed with its last step.
+
+        Raises:
+            ValueError: no reply in a whole epoch teaches anything.
+        """
+        steps = run.settings.stage.steps
+        while self.round is not None or (run.progress.row < len(self) and self.new_round(run)):
+            current = self.round
+            batches, last = self.micro_batches(run, current), current.step + 1 == steps
+            current.step += 1
+            self.round = None if last else current  # a checkpoint that is saved behind this step goes on from here
+            yield batches, current.rows if last else 0
+
+    def micro_batches(self, run: Run, current: Round) -> list[Batch]:
+        """This rank's micro-batches of the round's next step; each rank has equally many."""
+        arguments, optimization, world = run.settings.stage, run.settings.optimization, run.world
+        parts = np.array_split(np.arange(current.groups[-1] + 1), arguments.num_mini_batches)
+        chosen = np.flatnonzero(np.isin(current.groups, parts[current.step % arguments.num_mini_batches]))
+        rows = RolloutRows(current, chosen, run.settings.data.max_seq_len)
+        stretch = optimization.batch_size * world.size
+        batches = []
+        for first in range(0, len(rows), stretch):
+            mine = range(first, min(first + stretch, len(rows)))[world.rank :: world.size]
+            batches.append(collate_rows([rows[row] for row in mine or [EMPTY_ROW]]))
+        return batches
+
+    def new_round(self, run: Run) -> bool:
+        """Draw and judge the next rollouts; False if the epoch has no prompt left that teaches anything."""
+        arguments, progress = run.settings.stage, run.progress
+        order = epoch_order(len(self), run.settings.optimization.seed, progress.epoch)[progress.row :].tolist()
+        started, wanted, groups, drawn, seen = time.perf_counter(), arguments.rollout_prompts, [], [], 0
+        while seen < len(order) and len(groups) < wanted:
+            numbers = order[seen : seen + wanted]
+            fresh = draw(run, self.prompts, numbers, arguments.num_generations, arguments.temperature)
+            drawn += fresh
+            if not arguments.dynamic_sampling:
+                groups = fresh if not self.needs_contrast or any(map(has_contrast, fresh)) else []
+                seen += len(fresh)
+                continue
+            for group in fresh:
+                seen += 1
+                groups += [group] if has_contrast(group) else []
+                if len(groups) == wanted:
+                    break  # what was drawn beyond is drawn again, by newer weights
+        rollouts = [rollout for group in drawn for rollout in group]
+        if not groups:
+            if progress.row == 0:
+                raise ValueError(
+                    f"no reply to any of the {len(self):,} prompts got another reward than its neighbours (mean "
+                    f"{describe(rollouts)['reward']:.3f}): nothing can be learned; take easier prompts, another "
+                    "--rewards, or more --num_generations"
+                )
+            return False
+        self.round = Round.of(groups, seen, arguments.overlong == "mask")
+        self.annotate(run, groups, self.round)
+        self.log(run, rollouts, sum(map(has_contrast, drawn)) / len(drawn), time.perf_counter() - started)
+        return True
+
+    def log(self, run: Run, rollouts: list[Rollout], useful: float, seconds: float) -> None:
+        """Metrics of the round's rollouts, and some of them, with the step that learns from them first."""
+        step, means = run.progress.step + 1, describe(rollouts)
+        tokens = sum(rollout.length for rollout in rollouts)
+        metrics = {f"rollout_{name}": value for name, value in means.items()}
+        metrics |= {"rollout_useful": useful, "rollout_tokens_per_second": tokens / seconds}
+        run.tracker.log(step, {"tokens": run.progress.tokens} | metrics)
+        interval = run.settings.run.log_interval * run.settings.stage.steps
+        if run.progress.step % interval < run.settings.stage.steps:
+            shown = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in means.items())
+            rate = f"prompts that teach {useful:.0%} | {tokens / seconds:,.0f} tokens/s"
+            run.tracker.say(f"rollouts for step {step} | {shown} | {rate}")
+            chosen = rollouts[:: len(rollouts) // SHOWN_ROLLOUTS or 1][:SHOWN_ROLLOUTS]
+            samples = [self.sample_of(rollout) for rollout in chosen]
+            run.tracker.log(step, {"tokens": run.progress.tokens, "rollouts": samples})
+            for sample in samples:
+                run.tracker.say(f"  {sample['reward']:.2f} | {sample['prompt']} -> {sample['reply']!r}")
+
+    def sample_of(self, rollout: Rollout) -> dict[str, Any]:
+        """A rollout to look at."""
+        question = self.prompts[rollout.prompt]["messages"][-1]["content"]
+        length = len(self.prompts[rollout.prompt]["input_ids"])
+        reply = self.tokenizer.decode(rollout.ids[length:])
+        return {"prompt": question, "reply": reply, "reward": rollout.reward, "rewards": rollout.rewards}
+
+
+def has_contrast(group: Sequence[Rollout]) -> bool:
+    """Whether the replies to a prompt got different rewards."""
+    return len({rollout.reward for rollout in group}) > 1
+
+
+def draw(
+    run: Run, prompts: PromptDataset, numbers: Sequence[int], num_generations: int, temperature: float
+) -> list[list[Rollout]]:
+    """The judged rollouts of each of these prompts, in order, drawn by all ranks together; temperature 0 is greedy."""
+    arguments, data, window = run.settings.stage, run.train_data, run.settings.data.max_seq_len
+    blocks = blocks_of(numbers, num_generations)
+    sample, ranks = run_sampler(run, temperature)
+    played = {}
+    for block in range(run.world.rank, len(blocks), ranks) if sample else ():
+        rollouts = play(sample, blocks[block], prompts.items, data.tokenizer, arguments, window, f"{run.progress.step}")
+        for rollout in rollouts:
+            judge(rollout, prompts.items[rollout.prompt], data.rewards, arguments)
+        played[block] = rollouts
+    merged = {block: rollouts for part in gather_objects(played) for block, rollouts in part.items()}
+    flat = [rollout for block in range(len(blocks)) for rollout in merged[block]]
+    return [flat[first : first + num_generations] for first in range(0, len(flat), num_generations)]
+
+
+def run_sampler(run: Run, temperature: float) -> tuple[Sampler | None, int]:
+    """The run's weights as an engine, and how many ranks have it; None on a rank that has not.
+
+    Under FSDP the first rank alone gets whole weights to draw with.
+    """
+    model = whole_model(run.model, run.world) if is_sharded(run.model) else run.bare_model
+    ranks = 1 if is_sharded(run.model) else run.world.size
+    if model is None:
+        return None, ranks
+    tokenizer, dtype = run.train_data.tokenizer, run.precision.dtype if run.precision.use_autocast else None
+    stop_ids, seed = [tokenizer.eos_token_id, tokenizer.pad_token_id], run.settings.optimization.seed
+    return sampler_of(model, stop_ids, run.settings.stage.max_new_tokens, temperature, seed, dtype), ranks
+
+
+def log_rewards(run: Run, iterations: int | None = None) -> dict[str, Any]:
+    """Answer held-out prompts greedily, print, and append to metrics.jsonl: validation_reward and what goes with it.
+
+    `validation_loss`, by which the best checkpoint is chosen, is the reward below zero.
+    """
+    metrics: dict[str, Any] = {"tokens": run.progress.tokens}
+    said = []
+    for name, prompts in run.validation_data.items():
+        count = (iterations or run.settings.run.eval_iters) * run.settings.optimization.batch_size
+        numbers = epoch_order(len(prompts), run.settings.optimization.seed + 1, 0)[:count].tolist()
+        groups = draw(run, prompts, numbers, 1, 0.0)
+        means = describe([rollout for group in groups for rollout in group])
+        metrics |= {f"validation_{key}": value for key, value in means.items()}
+        metrics["validation_loss"] = -means["reward"]
+        shown = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in means.items())
+        said.append(f"{len(groups):,} {name}, greedy: {shown}")
+    run.tracker.log(run.progress.step, metrics)
+    run.tracker.say(f"step {run.progress.step}/{run.total_steps} | validation {'; '.join(said) or 'none'}")
+    return metrics
+
+
+def prepare_rollouts(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Give the data what rollouts need.
+
+    Raises:
+        ValueError: settings that do not go together, a reward that cannot be had, or a prompt without its answer.
+    """
+    arguments, optimization, data = run.settings.stage, run.settings.optimization, run.train_data
+    problems = []
+    if optimization.accumulation_steps != 1:
+        problems.append(
+            f"--accumulation_steps {optimization.accumulation_steps}: a step takes the micro-batches that its rollouts "
+            "fill; see --rollout_prompts, --num_generations and --num_mini_batches"
+        )
+    every = [item for prompts in (data.prompts, *run.validation_data.values()) for item in prompts.items]
+    if arguments.thinking != "auto":
+        for item in every:
+            opened = render_prompt(item["messages"], tokenizer, item["tools"], OPEN_THINKING[arguments.thinking])
+            item["input_ids"] = torch.tensor(opened)
+    longest, window = max(len(item["input_ids"]) for item in every), run.settings.data.max_seq_len
+    if longest + arguments.max_new_tokens > window:
+        problems.append(
+            f"--max_seq_len {window}: the longest prompt has {longest} tokens and a reply up to "
+            f"{arguments.max_new_tokens} (--max_new_tokens); make it at least {longest + arguments.max_new_tokens}"
+        )
+    raise_problems(problems)
+    data.tokenizer, data.rewards = tokenizer, parse_rewards(arguments.rewards)
+    check_answers(every, data.rewards)
+    names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in data.rewards)
+    return [
+        f"rewards: {names}",
+        f"rollouts: {arguments.num_generations} replies to each of {arguments.rollout_prompts} prompts, at temperature "
+        f"{arguments.temperature:g}, {arguments.steps} steps each",
+    ]
