@@ -13,9 +13,11 @@ SURE = 0.01
 
 
 def changes(records: Sequence[RunRecord]) -> str:
-    """Each run beside the one before it on the same questions: more than chance, or not; and the families that fell."""
+    """Each stage beside the one before it on the same questions: more than chance, or not; the families that fell."""
     rows, fell = [], []
     for before, after in pairwise(records):
+        if before.chain != after.chain or before.stage == after.stage:
+            continue  # another model, or a sibling
         try:
             first, second = (replies_of(record.folder) for record in (before, after))
         except ValueError:  # an evaluation that left no replies

@@ -76,16 +76,16 @@ def compare(first: Mapping[str, bool], second: Mapping[str, bool]) -> Comparison
 
 
 def verdicts_of(folder: Path) -> dict[str, bool]:
-    """Which questions an evaluated model got right, by id and prompt: ids of another file may be the same ones.
+    """Which questions an evaluated model got right, by `question_key`.
 
     Raises ValueError as `replies_of` does.
     """
-    return {question_key(reply["id"], reply["prompt"]): reply["right"] for reply in replies_of(folder)}
+    return {question_key(reply): reply["right"] for reply in replies_of(folder)}
 
 
-def question_key(identifier: str, prompt: str) -> str:
-    """What two questions have in common if they are one."""
-    return f"{identifier}\n{prompt}"
+def question_key(reply: Mapping[str, Any]) -> str:
+    """What two questions have in common if they are one: ids of another file may be the same, and answers corrected."""
+    return "\n".join(str(reply[name]) for name in ("id", "prompt", "expected"))
 
 
 def replies_of(folder: Path) -> list[dict[str, Any]]:

@@ -22,11 +22,12 @@ from rich.table import Table
 
 from dataset.builtin.store import ensure_builtin_corpus
 from eval.questions import Z_95, limit_questions, load_questions, wilson_interval
+from eval.stages import replace_text
 from trainer.config import ModelChoice, flag, parse_arguments, raise_problems, user_errors
 from trainer.data import BUILTIN_FOLDER
 from trainer.distributed import choose_device
 from trainer.precision import choose_precision, has_native_bfloat16
-from trainer.weights import find_folder, load_tokenizer
+from trainer.weights import find_folder, load_tokenizer, open_model
 
 RESULT_FILE = "benchmarks.json"
 
@@ -60,16 +61,38 @@ class BenchmarkChoice:
             found.append(f"--batch_size {self.batch_size} must be at least 1")
         if self.num_fewshot and "embedded" in self.tasks:
             found.append(f"--num_fewshot {self.num_fewshot} is not for --tasks embedded, which are asked as they stand")
+        if self.chat and "embedded" in self.tasks:
+            found.append("--chat 1 is not for --tasks embedded, which always are asked by the template; run them alone")
         return found
 
 
-def run(choice: ModelChoice, asked: BenchmarkChoice) -> tuple[Path, dict[str, Any]]:
-    """The model's folder and the harness's results."""
+def read_scores(path: Path) -> dict[str, Any]:
+    """The scores of earlier runs.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not path.is_file():
+        return {}
     try:
-        from eval.harness import embedded_task, run_harness, task_names
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}; move it away") from error
+    if not isinstance(before, dict):
+        raise ValueError(f"{path}: holds no scores; move it away")
+    return before
+
+
+def run(choice: ModelChoice, asked: BenchmarkChoice) -> dict[str, Any]:
+    """The harness's results."""
+    try:
+        from eval.harness import asked_by_harness, embedded_task, run_harness, task_names
     except ModuleNotFoundError as error:
         raise ValueError(f"this needs the package {error.name}: pip install lm-eval") from error
     folder = find_folder(choice)
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(f"{folder} is an adapter, which the harness does not open: make a model of it with --merge 1")
+    open_model(folder)  # damaged weights are named here
     device = choose_device(choice.device)
     precision = choose_precision(device.type, has_native_bfloat16(device), choice.dtype)
     names, manager = task_names([name for name in asked.tasks if name != "embedded"], asked.include_path)
@@ -78,13 +101,13 @@ def run(choice: ModelChoice, asked: BenchmarkChoice) -> tuple[Path, dict[str, An
         tasks: list[Any] = list(names)
         if "embedded" in asked.tasks:
             questions = load_questions(ensure_builtin_corpus(BUILTIN_FOLDER)["eval.test"])
-            questions = limit_questions(questions, asked.limit or None)
+            questions = limit_questions(asked_by_harness(questions), asked.limit or None)
             tasks.append(embedded_task(questions, load_tokenizer(folder), Path(rows)))
         results = run_harness(
             folder, tasks, manager, str(device), str(precision.dtype).removeprefix("torch."), asked.batch_size,
             asked.num_fewshot, asked.limit or None, bool(asked.chat), asked.seed,
         )  # fmt: skip
-    return folder, results
+    return results
 
 
 def scores_of(results: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -92,17 +115,24 @@ def scores_of(results: dict[str, Any]) -> dict[str, dict[str, float]]:
     scores = {}
     for name, values in results["results"].items():
         found: dict[str, float] = {}
-        count = results.get("n-samples", {}).get(name, {}).get("effective", 0)
+        count = results.get("n-samples", {}).get(name, {}).get("effective") or _questions_of(values)
         for key, value in values.items():
             metric, _, rest = key.partition(",")
             if not metric.endswith("_stderr") and isinstance(value, int | float) and rest:
                 error = values.get(f"{metric}_stderr,{rest}")
+                metric += f" ({rest})" if rest != "none" else ""  # a task may read replies in several ways
                 found[metric] = float(value)
                 if isinstance(error, int | float):
                     found[f"{metric}_low"], found[f"{metric}_high"] = interval_of(value, error, count)
         if found:
             scores[name] = found | {"questions": count}
     return scores
+
+
+def _questions_of(values: dict[str, Any]) -> int:
+    """Of a group of tasks, which the harness counts elsewhere."""
+    counts = values.get("sample_count") or {}
+    return int(values.get("sample_len") or max((int(count) for count in counts.values()), default=0))
 
 
 def interval_of(score: float, error: float, count: int) -> tuple[float, float]:
@@ -113,7 +143,8 @@ def interval_of(score: float, error: float, count: int) -> tuple[float, float]:
     if count > 1 and 0 <= score <= 1 and abs(error**2 * (count - 1) - score * (1 - score)) < 1e-6:
         bounds = wilson_interval(round(score * count), count)
         return bounds.low, bounds.high
-    return score - Z_95 * error, score + Z_95 * error
+    low, high = score - Z_95 * error, score + Z_95 * error
+    return (max(0.0, low), min(1.0, high)) if 0 <= score <= 1 else (low, high)
 
 
 def print_scores(scores: dict[str, dict[str, float]], console: Console) -> None:
@@ -132,16 +163,14 @@ def main() -> None:
     """Entry point."""
     choice, asked = parse_arguments(ModelChoice, BenchmarkChoice, description=__doc__.split("\n", 1)[0])
     raise_problems(asked.problems())
-    folder, results = run(choice, asked)
-    scores = scores_of(results)
-    print_scores(scores, Console(width=None if sys.stdout.isatty() else 120))
-    path = folder / RESULT_FILE
-    try:
-        if path.is_file():  # other tasks' results stay
-            scores = json.loads(path.read_text(encoding="utf-8")) | scores
-        path.write_text(json.dumps(scores, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path}: could not be read or written: {error}") from error
+    path = find_folder(choice) / RESULT_FILE
+    before = read_scores(path)
+    scores = scores_of(run(choice, asked))
+    try:  # other tasks' results stay
+        replace_text(path, json.dumps(before | scores, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise ValueError(f"{path}: could not be written: {error}") from error
+    print_scores(scores, Console(width=None if sys.stdout.isatty() else 120, markup=False))
     print(f"saved {path}")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.formats import normalise_messages, text_from_row, words_of
-from eval.contamination import NGRAM_WORDS, Overlap, find_overlaps
+from eval.contamination import FEWEST_WORDS, NGRAM_WORDS, Overlap, find_overlaps
 from eval.texts import Text, text_of_any_row, texts_of
 from trainer.config import flag, output_problems, parse_arguments, raise_problems, user_errors
 
@@ -42,26 +42,28 @@ class ContaminationArguments:
     def problems(self) -> list[str]:
         """What is missing or out of range, by flag."""
         found = [f"--{name}: give at least one file" for name in ("eval_path", "data_path") if not getattr(self, name)]
-        if self.ngram_words < 1:
-            found.append(f"--ngram_words {self.ngram_words} must be at least 1")
+        if self.ngram_words < FEWEST_WORDS:
+            found.append(f"--ngram_words {self.ngram_words} must be at least {FEWEST_WORDS}: fewer words are anywhere")
         if not 0 < self.threshold <= 1:
             found.append(f"--threshold {self.threshold:g} must lie above 0 and up to 1")
-        found += output_problems(self.output)
-        if self.output in [*self.eval_path, *self.data_path]:
-            found.append(f"--output {self.output} is one of the files that are read")
+        found += output_problems(self.output, [*self.eval_path, *self.data_path])
         if self.samples < 0:
             found.append(f"--samples {self.samples} must not be negative")
         return found
 
 
 def evaluation_text(row: dict[str, Any]) -> str:
-    """What a row of an evaluation asks and answers; of a question, its messages and first answer."""
-    answers = row.get("answers")
-    if "conversations" in row and isinstance(answers, list) and answers and isinstance(answers[0], str):
-        return "\n".join([words_of(normalise_messages(row["conversations"])[0]), answers[0]])
-    if isinstance(row.get("choices"), list) and isinstance(row.get("prompt"), str):
-        return "\n".join([row["prompt"], *(choice for choice in row["choices"] if isinstance(choice, str))])
+    """What a row of an evaluation asks, and all that it answers or lets choose."""
+    said = [text for name in ("answers", "choices") for text in _texts(row.get(name))]
+    if said and "conversations" in row:
+        return "\n".join([words_of(normalise_messages(row["conversations"])[0]), *said])
+    if said and isinstance(row.get("prompt"), str):
+        return "\n".join([row["prompt"], *said])
     return text_from_row(row)
+
+
+def _texts(value: Any) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
 def print_overlaps(overlaps: Sequence[Overlap], texts: Sequence[Text], threshold: float, num_samples: int) -> None:

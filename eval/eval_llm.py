@@ -24,6 +24,7 @@ from dataset.builtin.store import ensure_builtin_corpus
 from eval.comparison import compare, question_key, verdicts_of
 from eval.questions import Question, limit_questions, load_questions
 from eval.stages import (
+    EMBEDDED_ROWS,
     WINDOW,
     builtin_loss_data,
     command_line,
@@ -69,8 +70,8 @@ class EvaluationArguments:
         for name in ("max_questions", "max_batches", "max_new_tokens", "samples"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} {getattr(self, name)} must not be negative; 0 means no limit")
-        if not 0 <= self.stride <= WINDOW:
-            raise ValueError(f"--stride {self.stride} must lie in 0 to {WINDOW}, the window's tokens")
+        if not 0 <= self.stride < WINDOW:
+            raise ValueError(f"--stride {self.stride} must lie in 0 to {WINDOW - 1}: windows of {WINDOW} overlap")
         if self.batch_size < 1:
             raise ValueError(f"--batch_size {self.batch_size} must be at least 1")
 
@@ -115,8 +116,10 @@ def describe(
             "count": len(questions),
             "fingerprint": questions_fingerprint(questions),
         },
-        "data": arguments.data_path or "the embedded validation rows",
+        "data": arguments.data_path or EMBEDDED_ROWS,
         "stride": arguments.stride,
+        "max_batches": arguments.max_batches,
+        "max_new_tokens": arguments.max_new_tokens,
         "device": choice.device,
     }
 
@@ -148,8 +151,10 @@ def print_evaluation(result: dict[str, Any], report: TaskReport | None, num_samp
                 f"per character {score.right_by_characters / score.total:.1%}, "
                 f"per byte {score.right_by_bytes / score.total:.1%}"
             )
-    console.print(f"turns that the model ended itself: {report.turn_ending_rate:.2%}")
-    console.print(f"sequences of four words that repeat earlier ones of the same reply: {report.repetition_rate:.2%}")
+    if any(item.turns for item in report.answered):
+        console.print(f"turns that the model ended itself: {report.turn_ending_rate:.2%}")
+        repeated = f"{report.repetition_rate:.2%}"
+        console.print(f"sequences of four words that repeat earlier ones of the same reply: {repeated}")
     console.print(
         f"{len(report.answered):,} questions in {report.seconds:.0f} s, with the losses {result['seconds']:.0f} s"
     )
@@ -163,7 +168,7 @@ def describe_comparison(other: Path, report: TaskReport) -> str:
     """How the evaluated model differs from another one on the same questions."""
     found = compare(
         verdicts_of(other),
-        {question_key(item.question.id, item.question.messages[-1]["content"]): item.right for item in report.answered},
+        {question_key(item.to_dict()): item.right for item in report.answered},
     )
     if not found.shared:
         return f"beside {other.name}: no question in common"
@@ -205,10 +210,13 @@ def main() -> None:
     logging.disable_progress_bar()
     choice, arguments = parse_arguments(ModelChoice, EvaluationArguments, description=description)
     folder, result, report = evaluate(choice, arguments)
-    print_evaluation(result, report, arguments.samples, Console(width=None if sys.stdout.isatty() else 120))
-    if arguments.compare_with and report is not None:
-        print(describe_comparison(Path(arguments.compare_with), report))
-    print(f"saved {write_evaluation(folder, result, report)}")
+    compared = describe_comparison(Path(arguments.compare_with), report) if arguments.compare_with and report else ""
+    path = write_evaluation(folder, result, report)  # before anything that printing may meet
+    console = Console(width=None if sys.stdout.isatty() else 120, markup=False)
+    print_evaluation(result, report, arguments.samples, console)
+    if compared:
+        print(compared)
+    print(f"saved {path}")
 
 
 if __name__ == "__main__":

@@ -52,9 +52,7 @@ class TokenizerEvaluation:
         found = []
         if len(set(self.tokenizer_path)) < len(self.tokenizer_path):
             found.append("--tokenizer_path: a folder is named twice")
-        found += output_problems(self.output)
-        if self.output and self.output in (self.data_path or []):
-            found.append(f"--output {self.output} is one of the files that are read")
+        found += output_problems(self.output, self.data_path or [])
         if self.max_characters < 0:
             found.append(f"--max_characters {self.max_characters} must not be negative")
         return found

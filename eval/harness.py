@@ -1,7 +1,7 @@
 """lm-evaluation-harness on a model's folder: its own tasks, local YAML files, and our questions as one of its tasks."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from dataset.chat import chat_renderer
+from dataset.formats import parse_reply
 from eval.questions import Question, is_right
+from eval.tasks import reply_caps
 
 # What this field quotes, by the harness's names; all without examples in the prompt, as it quotes them.
 FIELD_TASKS = (
@@ -19,7 +21,6 @@ FIELD_TASKS = (
     *("winogrande", "gsm8k"),
 )
 EMBEDDED_CHECKS = ("exact", "number")
-LONGEST_REPLY = 96
 
 
 def task_names(asked: Sequence[str], include_path: str | None) -> tuple[list[str], TaskManager]:
@@ -76,7 +77,20 @@ def run_harness(
             f"a task's data cannot be fetched: {error}. Without the hub take --tasks embedded, or your own with "
             "--include_path"
         ) from error
+    except (KeyError, ValueError) as error:  # such as a task beside its group, or a split that its data have not got
+        raise ValueError(f"the harness cannot run --tasks {' '.join(map(str, tasks))}: {error}") from error
     return results
+
+
+def asked_by_harness(questions: Sequence[Question]) -> list[Question]:
+    """Those questions that one reply answers."""
+    return [question for question in questions if question.check in EMBEDDED_CHECKS and not question.tools]
+
+
+def is_right_reply(text: str, row: Mapping[str, Any]) -> bool:
+    """The verdict of `eval_llm`: on what a reply says behind its reasoning; a call is no answer."""
+    message = parse_reply(text)
+    return not message.get("tool_calls") and is_right(message["content"], row["answers"], row["check"])
 
 
 def embedded_task(questions: Sequence[Question], tokenizer, folder: Path) -> ConfigurableTask:
@@ -87,7 +101,7 @@ def embedded_task(questions: Sequence[Question], tokenizer, folder: Path) -> Con
         tokenizer: of the model, whose chat template makes the prompts.
         folder: the task's rows are written there.
     """
-    asked = [question for question in questions if question.check in EMBEDDED_CHECKS and not question.tools]
+    asked = asked_by_harness(questions)
     chats = chat_renderer(tokenizer).render_many([(question.messages, None) for question in asked], True)
     rows = [
         {"prompt": tokenizer.decode(chat.input_ids), "answers": question.answers, "check": question.check}
@@ -104,11 +118,11 @@ def embedded_task(questions: Sequence[Question], tokenizer, folder: Path) -> Con
             "output_type": "generate_until",
             "doc_to_text": "{{prompt}}",
             "doc_to_target": "{{answers[0]}}",
-            "process_results": lambda row, replies: {"acc": is_right(replies[0], row["answers"], row["check"])},
+            "process_results": lambda row, replies: {"acc": is_right_reply(replies[0], row)},
             "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
             "generation_kwargs": {
                 "until": [tokenizer.eos_token],
-                "max_gen_toks": LONGEST_REPLY,
+                "max_gen_toks": max(reply_caps(tokenizer, asked)),
                 "do_sample": False,
             },
         }

@@ -66,7 +66,7 @@ def _with_interval(score: dict[str, Any]) -> str:
 def _totals(records: Sequence[RunRecord]) -> str:
     """What a newcomer wants to know, in a few lines."""
     last = records[-1]
-    chain = [record for record in records if record.chain == last.chain]
+    chain = [*last.earlier, last]
     parameters = last.run.get("parameters", {})
     total, active = parameters.get("total", 0), parameters.get("active", 0)
     size = f"{total / 1e6:.1f} million parameters" + (

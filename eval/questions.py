@@ -20,7 +20,7 @@ CLOSING_MARKS = ".!?…。．！？"
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 
-NUMBER = re.compile(r"(?<![\d.])[-−]?\d+(?:,\d{3})*(?:\.\d+)?")
+NUMBER = re.compile(r"(?<![\d.])[-−]?(?:\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -131,20 +131,28 @@ def _parse_question(line: str, default_id: str) -> Question:
     call = row.get("tool_call")
     if check == "tool_call" and not _is_call(call):
         raise ValueError('check tool_call needs tool_call: {"name": text, "arguments": object}')
+    if check == "tool_call" and not tools:
+        raise ValueError("check tool_call needs tools to call")
+    if not isinstance(row.get("free_arithmetic", False), bool):
+        raise ValueError(f"free_arithmetic {row['free_arithmetic']!r} must be true or false")
     return Question(
-        id=str(row.get("id", default_id)),
-        family=str(row.get("family", "questions")),
-        language=str(row.get("language", "-")),
+        id=_name(row, "id", default_id),
+        family=_name(row, "family", "questions"),
+        language=_name(row, "language", "-"),
         messages=messages,
         answers=tuple(answers),
         tools=tools,
         check=check,
         tool_call=call,
-        free_arithmetic=bool(row.get("free_arithmetic", False)),
+        free_arithmetic=row.get("free_arithmetic", False),
         choices=choices,
         prompt=prompt,
         form=row["form"] if check == "form" else None,
     )
+
+
+def _name(row: dict[str, Any], key: str, default: str) -> str:
+    return default if row.get(key) is None else str(row[key])
 
 
 def _parse_asking(row: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, str | None]:
@@ -166,6 +174,8 @@ def _parse_choices(row: dict[str, Any]) -> tuple[str, ...]:
     choices, answer = row.get("choices"), row.get("answer")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(text, str) and text for text in choices):
         raise ValueError("choices must be a list of two or more texts")
+    if len(set(choices)) < len(choices):
+        raise ValueError("two choices are the same")
     if type(answer) is not int or not 0 <= answer < len(choices):
         raise ValueError(f"answer {answer!r} must be the number of the right choice, 0 to {len(choices) - 1}")
     return tuple(choices)

@@ -21,7 +21,7 @@ class RunRecord:
         run: run.json.
         metrics: lines of metrics.jsonl, by step.
         evaluation: eval.json, or None.
-        first_token: tokens that the runs before it in the same chain have processed.
+        earlier: the runs before it in the same chain, one of each stage.
         other_questions: its evaluation asked others than the report's, so that its scores are left out.
     """
 
@@ -29,7 +29,7 @@ class RunRecord:
     run: dict[str, Any]
     metrics: list[dict[str, Any]] = field(default_factory=list)
     evaluation: dict[str, Any] | None = None
-    first_token: int = 0
+    earlier: list["RunRecord"] = field(default_factory=list, repr=False, compare=False)
     other_questions: bool = False
 
     @property
@@ -55,6 +55,11 @@ class RunRecord:
     def tokens(self) -> int:
         """Tokens processed, context included."""
         return int(self.run.get("progress", {}).get("tokens", 0))
+
+    @property
+    def first_token(self) -> int:
+        """Tokens that the runs before it have processed."""
+        return sum(record.tokens for record in self.earlier)
 
     @property
     def seconds(self) -> float:
@@ -111,7 +116,7 @@ def load_record(folder: Path) -> RunRecord:
     record = RunRecord(folder, run, metrics, read_evaluation(folder))
     try:
         _use(record)
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ValueError(
             f"{folder}: the record of this run is damaged ({error!r}); train or evaluate it anew"
         ) from error
@@ -127,10 +132,20 @@ def _use(record: RunRecord) -> None:
         record.run.get(name, {}).keys()
     for data in record.run.get("data", {}).values():
         numbers += [data.get(name, 0) for name in ("documents", "tokens", "rows_read", "fill_rate")]
+    evaluation = record.evaluation or {}
     for score in record.family_scores.values():
-        numbers.append(score["right"] / score["total"])
-    for sums in (record.evaluation or {}).get("losses", {}).values():
-        sums.get("bits_per_byte")
+        numbers += [score["right"] / score["total"], score["constant_right"], score["constant"]]
+    for sums in evaluation.get("losses", {}).values():
+        parts = [sums, *sums.get("languages", {}).values()]
+        numbers += [part["bits_per_byte"] for part in parts if part.get("bits_per_byte") is not None]
+    if "scores" in evaluation:
+        scores = evaluation["scores"]
+        numbers += [scores[name] for name in ("right", "questions", "turns", "turns_ended")]
+        numbers += scores["tools"].values()
+        for sample in evaluation["samples"]:
+            assert {"id", "family", "prompt", "expected", "reply", "right"} <= sample.keys(), "a sample lacks a part"
+    if not isinstance(evaluation.get("questions", {}), dict):
+        raise TypeError("questions is no object")
     sum(numbers)
 
 
@@ -146,7 +161,7 @@ def find_records(save_dir: Path, names: Sequence[str] | None = None) -> list[Run
             if not folder.is_dir():
                 known = ", ".join(sorted(path.parent.name for path in save_dir.glob("*/run.json"))) or "none"
                 raise ValueError(f"--runs {name}: no such run in {save_dir}; finished runs are: {known}")
-        return chain_records([load_record(folder) for folder in folders])
+        return chain_records([load_record(folder) for folder in dict.fromkeys(map(Path.resolve, folders))])
     found = sorted(path.parent for path in save_dir.glob("*/run.json") if not path.parent.name.startswith("."))
     if not found:
         raise ValueError(f"{save_dir}: no finished run; make one with: python trainer/train_pretrain.py")
@@ -161,13 +176,14 @@ def _rank(record: RunRecord) -> int:
 
 
 def chain_records(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Set where each run begins on the common axis of tokens: behind the earlier stages of the same model."""
+    """Set which runs lie before each on the common axis of tokens: the earlier stages of the same model."""
     records = list(records)
     for record in records:
         earlier = [other for other in records if other.chain == record.chain and _rank(other) < _rank(record)]
         # Two runs of one stage stand side by side, not behind each other.
-        longest = {}
+        longest: dict[str, RunRecord] = {}
         for other in earlier:
-            longest[other.stage] = max(longest.get(other.stage, 0), other.tokens)
-        record.first_token = sum(longest.values())
+            if other.stage not in longest or other.tokens > longest[other.stage].tokens:
+                longest[other.stage] = other
+        record.earlier = list(longest.values())
     return records

@@ -14,7 +14,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from transformers.utils import logging
 
@@ -24,14 +24,21 @@ from eval.experts import draw_experts
 from eval.page import build_page
 from eval.questions import Question, limit_questions, load_questions
 from eval.records import RunRecord, find_records
-from eval.stages import builtin_loss_data, command_line, evaluate_stage, questions_fingerprint, write_evaluation
-from model.model_minimind import load_model
+from eval.stages import (
+    EMBEDDED_ROWS,
+    builtin_loss_data,
+    command_line,
+    evaluate_stage,
+    fingerprint_of,
+    questions_fingerprint,
+    write_evaluation,
+)
 from eval.web_page import to_html
 from trainer.config import ROOT, flag, parse_arguments, user_errors
 from trainer.data import BUILTIN_FOLDER
 from trainer.distributed import choose_device
 from trainer.precision import choose_precision, has_native_bfloat16
-from trainer.weights import load_tokenizer
+from trainer.weights import load_tokenizer, open_model
 
 
 @dataclasses.dataclass
@@ -56,7 +63,7 @@ def evaluate_record(record: RunRecord, questions: Sequence[Question], arguments:
     device = choose_device(arguments.device)
     dtype = choose_precision(device.type, has_native_bfloat16(device), arguments.dtype).dtype
     tokenizer = load_tokenizer(record.folder)
-    model = load_model(str(record.folder)).to(device)
+    model = open_model(record.folder).to(device)
     loss_data = builtin_loss_data(BUILTIN_FOLDER, tokenizer)
     result, replies = evaluate_stage(model, tokenizer, loss_data, questions, dtype, arguments.batch_size)
     about = {
@@ -64,7 +71,7 @@ def evaluate_record(record: RunRecord, questions: Sequence[Question], arguments:
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         "command": command_line(),
         "questions": {"path": "embedded", "count": len(questions), "fingerprint": questions_fingerprint(questions)},
-        "data": "the embedded validation rows",
+        "data": EMBEDDED_ROWS,
         "device": str(device),
     }
     write_evaluation(record.folder, about | result, replies)
@@ -87,7 +94,7 @@ def evaluate_records(records: Sequence[RunRecord], arguments: ReportArguments) -
     questions = limit_questions(load_questions(path), arguments.max_questions or None)
     fingerprint = questions_fingerprint(questions)
     for record in records:
-        done = (record.evaluation or {}).get("questions", {}).get("fingerprint") == fingerprint
+        done = fingerprint_of(record.evaluation) == fingerprint and conditions(record) == ((EMBEDDED_ROWS, 0, 0), 0)
         if arguments.evaluate == "all" or not (done or record.data_paths):
             evaluate_record(record, questions, arguments)
 
@@ -97,8 +104,15 @@ def comparable_scores(records: Sequence[RunRecord]) -> list[RunRecord]:
     scored = [record for record in records if record.family_scores]
     if not scored:
         return []
-    wanted = scored[-1].evaluation.get("questions", {}).get("fingerprint")
-    return [record for record in scored if record.evaluation.get("questions", {}).get("fingerprint") == wanted]
+    wanted = fingerprint_of(scored[-1].evaluation), conditions(scored[-1])[1]
+    return [record for record in scored if (fingerprint_of(record.evaluation), conditions(record)[1]) == wanted]
+
+
+def conditions(record: RunRecord) -> tuple[tuple[Any, ...], Any]:
+    """What losses of an evaluation depend on besides the model, and what scores do besides the questions."""
+    evaluation = record.evaluation or {}
+    of_losses = evaluation.get("data", EMBEDDED_ROWS), evaluation.get("stride") or 0, evaluation.get("max_batches") or 0
+    return of_losses, evaluation.get("max_new_tokens") or 0
 
 
 def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:
@@ -118,10 +132,13 @@ def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:
             draw_scores(comparable, out_dir / pictures["scores"])
         if draw_experts(records, out_dir / "report_experts.png"):
             pictures["experts"] = "report_experts.png"
-        for record in records:
+        evaluated = [record for record in records if record.evaluation]
+        for record in evaluated:
             if record.family_scores and record not in comparable:
                 record.other_questions = True
                 del record.evaluation["scores"]
+            if conditions(record)[0] != conditions(evaluated[-1])[0]:
+                record.evaluation.pop("losses", None)
         text = build_page(records, pictures)
         page.write_text(text, encoding="utf-8")
         page.with_suffix(".html").write_text(to_html(text, out_dir), encoding="utf-8")

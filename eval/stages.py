@@ -11,7 +11,6 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ REPLIES_FILE = "eval_replies.jsonl"
 WINDOW = 512
 """Tokens in a row of validation text; the same for every stage, whatever it was trained with."""
 
-ROWS_LOOKED_AT = 1000
+EMBEDDED_ROWS = "the embedded validation rows"
 
 
 def builtin_loss_data(folder: str | Path, tokenizer, window: int = WINDOW) -> dict[str, MixtureDataset]:
@@ -59,9 +58,11 @@ def loss_data_of(
     sources = parse_sources(paths)
     for source in sources:
         kinds = set()
-        for row in islice(RowReader(source.path, say=None), ROWS_LOOKED_AT):
+        for row in RowReader(source.path, say=None):
             with contextlib.suppress(ValueError):  # a bad row is counted when the data set is made
                 kinds.add(row_kind(row.value))
+            if len(kinds) == 2:
+                break
         # Without any usable row the data set raises the error that lists them.
         for kind in sorted(kinds, reverse=True) or ["text"]:
             only = "document" if kind == "text" else "conversation"
@@ -166,15 +167,16 @@ def write_evaluation(folder: Path, result: dict[str, Any], report: TaskReport | 
         ValueError: the folder cannot be written to.
     """
     replies = "" if report is None else "".join(_line(item.to_dict()) for item in report.answered)
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     path = folder / EVALUATION_FILE
     try:
-        before = (read_evaluation(folder) or {}).get("questions", {}).get("fingerprint")
-        if before not in (None, result.get("questions", {}).get("fingerprint")):
+        before = fingerprint_of(read_evaluation(folder))
+        if before not in (None, fingerprint_of(result)):
             for old in (path, folder / REPLIES_FILE):
                 if old.is_file():
                     old.replace(old.with_name(f"{old.stem}.{before[:8]}{old.suffix}"))
-        _replace(folder / REPLIES_FILE, replies)
-        _replace(path, json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        replace_text(folder / REPLIES_FILE, replies)
+        replace_text(path, text)
     except OSError as error:
         raise ValueError(f"{path}: the evaluation could not be written: {error}") from error
     return path
@@ -190,10 +192,18 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
 
 
 def _line(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False) + "\n"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _replace(path: Path, text: str) -> None:
+def fingerprint_of(evaluation: Mapping[str, Any] | None) -> str | None:
+    """Of the questions of an eval.json; None where it has none."""
+    questions = (evaluation or {}).get("questions")
+    found = questions.get("fingerprint") if isinstance(questions, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     temporary = path.with_name(f".{path.name}.writing")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

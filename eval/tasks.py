@@ -5,6 +5,8 @@ of yes-or-no questions is half right by saying "yes".
 """
 
 import json
+import math
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from dataset.chat import chat_renderer, render_prompt
 from dataset.formats import parse_reply
 from dataset.tools import run_tool
 from eval.choices import Continuation, Picks, pick, weigh
-from eval.forms import follows
+from eval.forms import follows, tokens_of_form
 from eval.questions import Interval, Question, best_constant, is_right, wilson_interval
 from eval.texts import words_in
 from model.decoding import Decoder, GeneratedReply, generate_tokens
@@ -106,7 +108,7 @@ class Answered:
             "expected": question.answers[0],
             "right": self.right,
             "ended": self.ended == self.turns,
-        } | ({} if self.log_likelihoods is None else {"log_likelihoods": self.log_likelihoods})
+        } | ({} if self.log_likelihoods is None else {"log_likelihoods": list(map(_finite, self.log_likelihoods))})
 
 
 @dataclass
@@ -138,7 +140,8 @@ class TaskReport:
     @property
     def repetition_rate(self) -> float:
         """Mean share of a reply's sequences of four words that occurred in it before; replies of fewer do not count."""
-        shares = [share for item in self.answered if (share := repeated_share(item.reply)) is not None]
+        replies = [item.reply for item in self.answered if item.turns]  # a choice is no reply
+        shares = [share for reply in replies if (share := repeated_share(reply)) is not None]
         return sum(shares) / max(1, len(shares))
 
     def samples(self, per_family: int = 1) -> list[dict[str, Any]]:
@@ -165,6 +168,10 @@ class TaskReport:
             "families": [score.to_dict() for score in self.families],
             "seconds": self.seconds,
         }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def repeated_share(text: str, length: int = 4) -> float | None:
@@ -226,7 +233,7 @@ def score_questions(
     decoder = Decoder(model, dtype)
     answered = [Answered(question) for question in questions]
     _weigh_choices(model, tokenizer, [item for item in answered if item.question.choices], dtype)
-    caps = _caps(tokenizer, questions) if max_new_tokens is None else [max_new_tokens] * len(questions)
+    caps = reply_caps(tokenizer, questions) if max_new_tokens is None else [max_new_tokens] * len(questions)
     histories = [list(question.messages) for question in questions]
     open_indices = [index for index, question in enumerate(questions) if not question.choices]
     for tool_round in range(max_tool_rounds + 1 if open_indices else 0):
@@ -285,10 +292,11 @@ def _weigh_choices(model, tokenizer, items: Sequence[Answered], dtype: torch.dty
         item.log_likelihoods = [next(weighed).log_likelihood for _ in item.question.choices]
         item.picks = pick(item.question.choices, item.log_likelihoods)
         item.replies.append(item.question.choices[item.picks.raw])
-        item.right = _is_pick(item.picks.raw, item.question)
+        # Weights that are not numbers choose nothing.
+        item.right = all(map(math.isfinite, item.log_likelihoods)) and _is_pick(item.picks.raw, item.question)
 
 
-def _caps(tokenizer, questions: Sequence[Question]) -> list[int]:
+def reply_caps(tokenizer, questions: Sequence[Question]) -> list[int]:
     """A cap for each question: three times its family's longest right reply and 40 tokens, in few distinct sizes.
 
     A model may think before it answers (38 tokens about an odd one out), and a wrong reply needs room to end, or it
@@ -300,7 +308,8 @@ def _caps(tokenizer, questions: Sequence[Question]) -> list[int]:
         texts.append(max((call, *question.answers), key=len))
     longest: dict[str, int] = defaultdict(int)
     for question, ids in zip(questions, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True):
-        longest[question.family] = max(longest[question.family], len(ids))
+        needed = len(ids) if question.form is None else tokens_of_form(question.form)
+        longest[question.family] = max(longest[question.family], needed)
     # Prompts are batched by cap, so few sizes mean full batches.
     return [8 * (-(-(3 * longest[question.family] + 40) // 8)) for question in questions]
 
@@ -348,7 +357,14 @@ def _call_progress(calls: list[dict[str, Any]], wanted: dict[str, Any]) -> int:
         return 0
     if any(call["name"] != wanted["name"] for call in calls):
         return 1
-    return 3 if len(calls) == 1 and calls[0]["arguments"] == wanted["arguments"] else 2
+    return 3 if len(calls) == 1 and _is_same(calls[0]["arguments"], wanted["arguments"]) else 2
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """Equality of JSON: 1 is 1.0 and is not true."""
+    return first == second and re.findall("true|false", json.dumps(first, sort_keys=True)) == re.findall(
+        "true|false", json.dumps(second, sort_keys=True)
+    )
 
 
 def _run_tools(message: dict[str, Any]) -> list[dict[str, str]]:

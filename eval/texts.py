@@ -2,6 +2,7 @@
 
 import re
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +23,8 @@ class Text(NamedTuple):
 
 
 def words_in(text: str) -> list[str]:
-    """What n-grams are made of: words without case, marks and spaces."""
-    return WORD.findall(text.casefold())
+    """What n-grams are made of: words without case, marks and spaces, composed (NFC)."""
+    return WORD.findall(unicodedata.normalize("NFC", text).casefold())
 
 
 def text_of_any_row(row: dict[str, Any]) -> str:

@@ -59,7 +59,11 @@ def open_tokenizer(folder: str, flag: str) -> PreTrainedTokenizerBase:
     if not (Path(folder) / "tokenizer.json").is_file():
         raise ValueError(f"{flag} {folder} is not a tokenizer folder: it has no tokenizer.json")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        # Some are saved with a longest length, or padded to one: whole texts are what is measured.
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+        return tokenizer
     except Exception as error:  # the library raises its own type, Exception
         raise ValueError(f"{flag} {folder}: the tokenizer cannot be read: {error}") from error
 

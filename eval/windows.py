@@ -16,15 +16,15 @@ class SlidingWindows(Dataset):
     Args:
         data: whose documents and conversations are taken, whole.
         window: tokens of a row.
-        stride: new tokens of a row, 1 to window.
+        stride: new tokens of a row, 1 to window - 1.
 
     Raises:
         ValueError: the stride is out of range.
     """
 
     def __init__(self, data: MixtureDataset, window: int, stride: int):
-        if not 1 <= stride <= window:
-            raise ValueError(f"the stride {stride} must lie in 1 to the window's {window}")
+        if not 1 <= stride < window:
+            raise ValueError(f"the stride {stride} must lie in 1 to {window - 1}: a row's first token is not predicted")
         self.window, self.stride = window, stride
         self.tokens, self.trained = data.units.tokens, data.units.trained
         self.starts, self.lengths = data.units.starts[data.chosen], data.units.lengths[data.chosen]

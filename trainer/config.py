@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import gc
+import io
 import os
 import random
 import signal
@@ -21,6 +22,8 @@ import numpy as np
 import torch
 import yaml
 from transformers import HfArgumentParser
+
+from dataset.sources import expand_path, parse_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 """The repository's root: every default path is anchored here, never at the working directory."""
@@ -254,10 +257,19 @@ def raise_problems(problems: Sequence[str]) -> None:
         raise ValueError(problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems))
 
 
-def output_problems(output: str | None) -> list[str]:
-    """Why a file that `--output` names could not be written, so that it shows before the work and not after it."""
+def output_problems(output: str | None, reads: Sequence[str] = ()) -> list[str]:
+    """Why a file that `--output` names should not be written, so that it shows before the work and not after it.
+
+    Args:
+        output: the file; None is no problem.
+        reads: data that the command reads, as `--data_path` takes it.
+    """
     if not output:
         return []
+    with contextlib.suppress(ValueError):  # a path that cannot be read is named when it is
+        files = [file for source in parse_sources(list(reads)) for file in expand_path(source.path)] if reads else []
+        if any(Path(file).exists() and Path(file).resolve() == Path(output).resolve() for file in files):
+            return [f"--output {output} is one of the files that are read"]
     path = Path(output).absolute()
     if not path.parent.is_dir():
         return [f"--output {output}: there is no such folder"]
@@ -367,6 +379,9 @@ def user_errors() -> Iterator[None]:
     """
     gc.freeze()  # what the libraries made stays for good: no collection needs to walk over it
     gc.enable()  # an entry's first lines turned it off
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that has no such letter ends no run
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
@@ -375,6 +390,9 @@ def user_errors() -> Iterator[None]:
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from error
+    except BrokenPipeError:  # whoever read what we print has gone, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         raise SystemExit(128 + signal.SIGINT) from None

@@ -48,10 +48,12 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
 def test_verdicts_come_from_an_evaluated_folder(tmp_path):
     with pytest.raises(ValueError, match=r"not evaluated; do it with: python eval/eval_llm.py --model_path .*full_sft"):
         verdicts_of(tmp_path / "full_sft_256")
-    reply = {"id": "a", "right": True, "reply": "x\u2028y", "prompt": "A?\u0085"}
+    reply = {"id": "a", "right": True, "reply": "x\u2028y", "prompt": "A?\u0085", "expected": "x"}
     (tmp_path / "eval_replies.jsonl").write_text(json.dumps(reply, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert verdicts_of(tmp_path) == {question_key("a", "A?\u0085"): True}
-    assert not compare(verdicts_of(tmp_path), {question_key("a", "B?"): True}).shared, "ids of another file"
+    assert verdicts_of(tmp_path) == {question_key(reply): True}
+    for other in ({"prompt": "B?"}, {"expected": "y"}):
+        found = compare(verdicts_of(tmp_path), {question_key(reply | other): True})
+        assert not found.shared, "ids of another file, or an answer that was corrected"
     (tmp_path / "eval_replies.jsonl").write_text("{")
     with pytest.raises(ValueError, match="eval_replies.jsonl: cannot be read"):
         verdicts_of(tmp_path)

@@ -1,11 +1,13 @@
 """A planted leak is found and its row named; a common phrase, other numbers and short texts are no leak."""
 
 import random
+import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eval.contamination import find_overlaps
+from eval.eval_contamination import ContaminationArguments, evaluation_text
 from eval.texts import Text, words_in
 
 LONG = "The lighthouse keeper of Northport counts seventeen boats every morning before the bells of the town ring."
@@ -60,3 +62,23 @@ def test_it_is_what_a_plain_search_finds(seed, size):
         holding = {gram: [place for place, row in rows if f" {gram} " in f" {row} "] for gram in grams}
         assert overlap.ngrams == len(grams) and overlap.found == sum(bool(places) for places in holding.values())
         assert overlap.rows == sorted(set().union(*holding.values()))[:5]
+
+
+def test_other_forms_of_the_same_letters_are_the_same_words():
+    composed, apart = "une idée déjà dévoilée", unicodedata.normalize("NFD", "une idée déjà dévoilée")
+    assert composed != apart and words_in(composed) == words_in(apart)
+
+
+def test_every_answer_and_choice_is_looked_for():
+    chat = [{"role": "user", "content": "Who?"}]
+    assert evaluation_text({"conversations": chat, "answers": ["One.", "Two."]}) == "Who?\nOne.\nTwo."
+    assert evaluation_text({"conversations": chat, "choices": ["One.", "Two."], "answer": 1}) == "Who?\nOne.\nTwo."
+
+
+def test_results_never_replace_what_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"text": "a b c d"}\n')
+    for reads, output in (("train.jsonl", "./train.jsonl"), ("tr*n.jsonl", str(tmp_path / "train.jsonl"))):
+        arguments = ContaminationArguments(eval_path=["train.jsonl"], data_path=[reads], output=output)
+        assert arguments.problems() == [f"--output {output} is one of the files that are read"]
+    assert "--ngram_words 2 must be at least 3" in ContaminationArguments(["a"], ["b"], ngram_words=2).problems()[0]

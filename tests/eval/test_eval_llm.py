@@ -8,6 +8,7 @@ import torch
 
 import eval.eval_llm as eval_llm
 from dataset.builtin.question import message
+from eval.questions import load_questions
 from eval.stages import (
     command_line,
     evaluate_losses,
@@ -120,6 +121,9 @@ def test_several_files_are_told_apart_and_what_holds_no_token_is_an_error(tmp_pa
     }  # fmt: skip
     with pytest.raises(ValueError, match="nothing.jsonl does not exist"):
         loss_data_of([str(tmp_path / "nothing.jsonl")], tokenizer)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    late = write(tmp_path / "late.jsonl", *([{"text": "Some text."}] * 1200), {"conversations": chat})
+    assert set(loss_data_of([str(late)], tokenizer)) == {"text", "chat"}
     broken = write(tmp_path / "broken.jsonl", {"words": "x"})
     with pytest.raises(ValueError, match="broken.jsonl"):
         loss_data_of([str(broken)], tokenizer)
@@ -182,3 +186,31 @@ def test_files_of_one_name_are_two_sets(tmp_path, tokenizer):
         (tmp_path / folder).mkdir()
         paths.append(str(write(tmp_path / folder / "val.jsonl", {"text": f"Text of {folder}, which is long enough."})))
     assert list(loss_data_of(paths, tokenizer)) == [f"{path} (text)" for path in paths]
+
+
+def test_names_with_brackets_are_no_markup_and_choices_are_no_turns(monkeypatch, capsys, folder, tmp_path):
+    row = {"prompt": "A or B?", "choices": ["A", "B"], "answer": 0, "family": "a[/b][math]"}
+    asked = write(tmp_path / "choices.jsonl", row)
+    text = write(tmp_path / "text.jsonl", {"text": "Some text."})
+    run(monkeypatch, "--model_path", folder, "--data_path", text, "--questions", asked, "--device", "cpu")
+    printed = capsys.readouterr().out
+    assert "a[/b][math]" in printed and "turns that the model ended" not in printed
+
+
+def test_weights_that_are_no_numbers_choose_nothing(folder, tokenizer, tmp_path):
+    model = open_model(folder)
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    row = {"prompt": "A or B?", "choices": ["A", "B"], "answer": 0}
+    questions = load_questions(write(tmp_path / "choices.jsonl", row))
+    result, report = evaluate_stage(model, tokenizer, {}, questions, torch.float32)
+    assert result["scores"]["right"] == 0
+    path = write_evaluation(tmp_path, result, report)
+    assert json.loads(path.with_name("eval_replies.jsonl").read_text())["log_likelihoods"] == [None, None]
+
+
+@pytest.mark.parametrize("before", [{"questions": []}, {"questions": {"fingerprint": 5}}, {"questions": None}])
+def test_an_odd_evaluation_is_replaced(tmp_path, before):
+    (tmp_path / "eval.json").write_text(json.dumps(before))
+    write_evaluation(tmp_path, {"questions": {"fingerprint": "abc"}}, None)
+    assert read_evaluation(tmp_path) == {"questions": {"fingerprint": "abc"}}

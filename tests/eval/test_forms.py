@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.forms import check_form, describe_form, follows
+from eval.forms import check_form, describe_form, follows, tokens_of_form
 
 FOLLOWED = [
     ({"min_words": 3}, "one two three", "one two"),
@@ -39,6 +39,8 @@ def test_each_rule_tells_replies_apart(form, reply, other):
         ({"lines": "3"}, "lines is '3', not int"),
         ({"lines": True}, "lines is True, not int"),
         ({"contains": ["a", 1]}, "not a list of texts"),
+        ({"lines": 0}, "lines 0 must be at least 1"),
+        ({"min_words": 10, "max_words": 5}, "min_words 10 is more than max_words 5"),
         ({"language": "fr"}, "language 'fr' is not one of en, zh"),
         ({"json": "number"}, "json 'number' is not one of"),
     ],
@@ -50,3 +52,12 @@ def test_a_wrong_rule_is_named(form, message):
 
 def test_a_form_reads_well():
     assert describe_form({"max_words": 20, "json": "object"}) == "max_words 20, json object"
+
+
+def test_json_is_no_python_and_no_depth_ends_the_evaluation():
+    assert not follows("NaN", {"json": "any"}) and not follows("[" * 100_000, {"json": "any"})
+
+
+def test_a_form_that_asks_for_many_words_leaves_room_for_them():
+    assert tokens_of_form({"min_words": 200}) >= 2 * 201 and tokens_of_form({"lines": 40}) >= 200
+    assert tokens_of_form({"capitals": True}) == tokens_of_form({"max_words": 3})

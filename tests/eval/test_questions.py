@@ -57,6 +57,9 @@ def test_exact(reply, answers, right):
         ("-42", ["42"], False),
         ("forty-two", ["42"], False),
         ("4.2", ["42"], False),
+        ("It is .5", ["0.5"], True),
+        ("1,2000", ["1200"], False),
+        ("on May 12,2024", ["12202"], False),
         ("123456789012345678901234567891", ["123456789012345678901234567890"], False),
     ],
 )
@@ -159,6 +162,13 @@ def test_loads_choices_and_forms(tmp_path):
             {"prompt": "A or B?", "choices": ["A", "B"], "answer": 2},
             "answer 2 must be the number of the right choice",
         ),
+        ({"prompt": "A or A?", "choices": ["A", "A"], "answer": 0}, "two choices are the same"),
+        (
+            {"conversations": PROMPT, "answers": ["x"], "tool_call": {"name": "a", "arguments": {}}}
+            | {"check": "tool_call"},
+            "check tool_call needs tools to call",
+        ),
+        ({"conversations": PROMPT, "answers": ["x"], "free_arithmetic": "no"}, "free_arithmetic 'no' must be true"),
         ({"prompt": "A or B?", "choices": ["A", "B"], "answer": True}, "answer True must be the number"),
         ({"prompt": "A or B?", "choices": ["A", "B"]}, "answer None must be the number"),
         ({"prompt": 3, "choices": ["A", "B"], "answer": 0}, "prompt and delimiter must be texts"),

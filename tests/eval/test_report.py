@@ -9,7 +9,7 @@ from eval.curves import format_tokens, merge_languages, smooth
 from eval.markdown import cell, duration, table
 from eval.page import build_page
 from eval.records import chain_records, find_records
-from eval.report import ReportArguments, comparable_scores, evaluate_records, write_report
+from eval.report import ReportArguments, comparable_scores, conditions, evaluate_records, write_report
 from tests.eval.helpers import make_run, write_rows
 
 
@@ -46,6 +46,7 @@ def test_named_runs_come_as_named(out):
         "pretrain_256",
     ]
     assert find_records(out, [str(out / "pretrain_256")])[0].name == "pretrain_256"
+    assert len(find_records(out, ["pretrain_256", str(out / "pretrain_256")])) == 1, "named twice"
 
 
 def test_errors_say_what_is_missing_and_what_to_do(out, tmp_path):
@@ -115,6 +116,28 @@ def test_runs_scored_on_other_questions_are_not_compared(out):
     assert len(comparable_scores(records[:3])) == 3
     page = write_report(records, out).read_text(encoding="utf-8")
     assert page.count("| other questions |") == 3 and "`--evaluate all` asks all the same ones" in page
+
+
+def test_siblings_are_no_stages_of_the_last_run_and_other_models_are_not_compared_with_it(out):
+    make_run(out / "second_256", "pretrain", tokens=4000)
+    make_run(out / "pretrain_512", "pretrain")
+    make_run(out / "mine_256", "full_sft")
+    names = ["pretrain_256", "second_256", "full_sft_256", "pretrain_512", "mine_256"]
+    page = write_report(find_records(out, names), out).read_text(encoding="utf-8")
+    assert "trained in 2 stages on 8k tokens" in page
+    assert "→ pretrain_512" not in page and "→ mine_256" not in page and "pretrain_256 → second_256" not in page
+
+
+def test_evaluations_on_other_data_or_with_shorter_replies_are_not_mixed(out):
+    records = find_records(out)
+    questions = {"fingerprint": records[-1].evaluation["questions"]["fingerprint"]}
+    losses = {"text": {"bits_per_byte": 77.125, "languages": {}}}
+    records[1].evaluation |= {"questions": questions, "max_new_tokens": 2, "data": ["mine.jsonl"], "losses": losses}
+    assert [record.name for record in comparable_scores(records)] == ["pretrain_256", "full_sft_256"]
+    assert conditions(records[1]) != conditions(records[2])
+    records[1].metrics = [line for line in records[1].metrics if "validation_bpb_text" not in line]
+    page = write_report(records, out).read_text(encoding="utf-8")
+    assert "77.125" not in page and page.count("| other questions |") == 1
 
 
 def test_only_what_is_missing_is_evaluated_and_a_users_own_data_is_left_alone(out, monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import sys
 
 import pytest
@@ -11,7 +12,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from eval import eval_tokenizer
-from eval.tokenization import count_texts, failed_round_trips, unreachable_tokens, unused_tokens
+from eval.tokenization import (
+    count_texts,
+    failed_round_trips,
+    open_tokenizer,
+    tokenizer_report,
+    unreachable_tokens,
+    unused_tokens,
+)
 from trainer.weights import DEFAULT_TOKENIZER
 
 
@@ -144,3 +152,16 @@ def test_a_broken_tokenizer_is_named(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=f"--tokenizer_path {tmp_path}: the tokenizer cannot be read"):
         run(monkeypatch, "--tokenizer_path", tmp_path)
+
+
+def test_a_longest_length_that_was_saved_with_a_tokenizer_cuts_nothing(tmp_path):
+    tokenizer = Tokenizer.from_file(str(DEFAULT_TOKENIZER / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    shutil.copy(DEFAULT_TOKENIZER / "tokenizer_config.json", tmp_path)
+    texts = {"all": ["the fox and the lighthouse"]}
+    whole, cut = (
+        tokenizer_report(open_tokenizer(str(folder), "--x"), texts) for folder in (DEFAULT_TOKENIZER, tmp_path)
+    )
+    assert whole["domains"] == cut["domains"]

@@ -33,7 +33,7 @@ def totals(model, rows, tokenizer, batch_size=3):
 
 @given(window=st.integers(2, 80), share=st.floats(0.01, 1))
 def test_every_token_counts_once_and_has_enough_before_it(data, window, share):
-    stride = max(1, int(window * share))
+    stride = min(window - 1, max(1, int(window * share)))
     rows = SlidingWindows(data, window, stride)
     counted, of_document = 0, 0
     for row in range(len(rows)):
@@ -71,15 +71,15 @@ def test_sums_are_those_of_a_loop_by_hand_with_transformers(data, tokenizer, tmp
 def test_a_window_over_all_is_the_plain_evaluation(data, tokenizer):
     model = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=1024)
     longest = int(data.units.lengths.max())
-    sliding = totals(model, SlidingWindows(data, longest, longest), tokenizer)
+    sliding = totals(model, SlidingWindows(data, longest, longest - 1), tokenizer)
     packed = totals(model, MixtureDataset(data.units.sources[0].path, tokenizer, longest, say=None), tokenizer)
     assert sliding.tokens == packed.tokens and sliding.bytes == packed.bytes
     assert sliding.nats == pytest.approx(packed.nats, rel=1e-5)
 
 
 def test_a_stride_out_of_range_is_named(data):
-    for stride in (0, 65):
-        with pytest.raises(ValueError, match=f"the stride {stride} must lie in 1 to the window's 64"):
+    for stride in (0, 64):
+        with pytest.raises(ValueError, match=f"the stride {stride} must lie in 1 to 63: a row's first token"):
             SlidingWindows(data, 64, stride)
 
 
@@ -92,7 +92,7 @@ def test_languages_of_packed_documents_add_up_to_the_whole(data, tokenizer):
     whole = evaluate_bpb(model, loader, None, token_bytes)
     total = sum(parts.values(), LossSums())
     assert total.nats == pytest.approx(whole.nats) and (total.tokens, total.bytes) == (whole.tokens, whole.bytes)
-    rows = SlidingWindows(data, 1000, 1000)  # documents uncut, after the token that parts them
+    rows = SlidingWindows(data, 1000, 999)  # documents uncut, after the token that parts them
     loader = DataLoader(rows, batch_size=2, collate_fn=collate_rows)
     parts = evaluate_bpb_by(languages_of_documents(tokenizer), model.eval(), loader, None, token_bytes)
     assert parts[1].bytes == sum(len(text.encode()) for text in TEXTS[1::2])
