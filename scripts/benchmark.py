@@ -8,6 +8,7 @@ the last line of the output is the same as JSON. The peers come from the package
     python scripts/benchmark.py --measure moe --preset mini --data_path gsm8k_train.jsonl shakespeare.txt
     python scripts/benchmark.py --measure loss --data_path gsm8k_train.jsonl shakespeare.txt
     python scripts/benchmark.py --measure decoding --preset nano
+    python scripts/benchmark.py --measure rollouts --preset nano
     python scripts/benchmark.py --measure scaling --preset nano --data_path shakespeare.txt
     python scripts/benchmark.py --measure profile --preset mini
 """
@@ -26,7 +27,7 @@ from typing import Any, Literal
 import torch
 
 from dataset.builtin.store import ensure_builtin_corpus
-from scripts.benchmarking.answers import measure_decoding
+from scripts.benchmarking.answers import measure_decoding, measure_rollouts
 from scripts.benchmarking.ours import Task, train_ours, train_ours_to_the_end
 from scripts.benchmarking.peers import (
     train_padded,
@@ -55,7 +56,7 @@ class BenchmarkArguments:
 
     _argument_group_name = "benchmark"
 
-    measure: Literal["pretrain", "sft", "moe", "loss", "decoding", "scaling", "profile"] = flag(
+    measure: Literal["pretrain", "sft", "moe", "loss", "decoding", "rollouts", "scaling", "profile"] = flag(
         "pretrain", "what is compared"
     )
     preset: str = flag("nano", "size of the models")
@@ -74,7 +75,7 @@ class BenchmarkArguments:
     settling_steps: int = flag(30, "moe: steps of one micro-batch before the turns, so that routers find their balance")
     padded_steps: int = flag(400, "loss: optimizer steps of the padded recipe, of 4,096 slots each")
     our_steps: int = flag(60, "loss: optimizer steps of our runs, of 4,096 slots each")
-    new_tokens: int = flag(128, "decoding: tokens in an answer")
+    new_tokens: int = flag(128, "decoding and rollouts: tokens in an answer, at most")
     scales: list[str] = dataclasses.field(
         default_factory=lambda: list(SCALES), metadata={"help": f"scaling: what grows, of {', '.join(SCALES)}"}
     )
@@ -260,12 +261,14 @@ def main() -> None:
         raise ValueError(f"--turns {options.turns} must divide --padded_steps {options.padded_steps}")
     has_working_amx()
     with tempfile.TemporaryDirectory() as folder:
-        if options.measure != "decoding":
+        if options.measure not in ("decoding", "rollouts"):
             make_task(options, folder).model_and_data()  # a user's mistake shows here rather than in a contestant
         if options.measure == "loss":
             result = measure_loss(options, folder)
         elif options.measure == "decoding":
             result = measure_decoding(options.preset, options.turns, options.new_tokens, say)
+        elif options.measure == "rollouts":
+            result = measure_rollouts(options.preset, options.turns, options.new_tokens, say)
         elif options.measure == "profile":
             result = profile_training(make_task(options, folder), say)
         elif options.measure == "scaling":

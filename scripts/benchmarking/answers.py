@@ -1,4 +1,4 @@
-"""Our decoder against transformers' `generate`: the same weights, cores and prompts, greedily."""
+"""Our decoder against transformers' `generate`: the same weights, cores and prompts, greedily and as rollouts."""
 
 import statistics
 import time
@@ -11,10 +11,13 @@ from model.config import MiniMindConfig
 from model.decoding import Decoder, generate_tokens
 from model.model_minimind import MiniMindForCausalLM
 from scripts.benchmarking.peers import peer_model
+from trainer.rollout import sampler_of
 
 BATCHES = (1, 16, 64)
 PROMPT_TOKENS = (24, 40)
 CLOSE_LOGITS = 1e-2  # as a share of the largest; neighbours in bfloat16 are 0.4 to 0.8 % apart
+ROLLOUTS = 64
+STOP_EVERY = 32  # of the vocabulary's tokens each 32nd ends a rollout, so that about each 32nd token that is drawn does
 WEIGHT_SCALE = 1.5  # random weights of the usual size always say the same token
 
 
@@ -41,8 +44,10 @@ def make_prompts(count: int, vocabulary: int) -> list[list[int]]:
     return [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths]
 
 
-def generate_theirs(model: torch.nn.Module, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-    """transformers' `generate` on a left-padded batch."""
+def generate_theirs(
+    model: torch.nn.Module, prompts: list[list[int]], new_tokens: int, stop_ids: list[int] | None = None
+) -> list[list[int]]:
+    """transformers' `generate` on a left-padded batch: greedily, or with stops drawn at temperature 1."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -51,8 +56,9 @@ def generate_theirs(model: torch.nn.Module, prompts: list[list[int]], new_tokens
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=new_tokens,
-            do_sample=False,
-            eos_token_id=None,
+            do_sample=stop_ids is not None,
+            top_k=0,
+            eos_token_id=stop_ids,
             pad_token_id=0,
         )
     return output[:, longest:].tolist()
@@ -106,3 +112,55 @@ def measure_decoding(preset: str, turns: int, new_tokens: int, say: Callable[[st
                 f"{row['ratio'][2]:.2f}) | {same} |"
             )
     return {"decoding": rows}
+
+
+def measure_rollouts(preset: str, turns: int, new_tokens: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Tokens a second that are drawn for 64 rollouts, alternating; replies end at lengths of their own.
+
+    Ours includes what a step of training needs anew: the decoding copy of the weights, and the log-probabilities.
+    """
+    ours, theirs = make_models(preset, torch.float32)
+    stop_ids = list(range(3, ours.config.vocab_size, STOP_EVERY))
+    rows = []
+    say("| prompts x replies | ours, tokens/s | transformers | ratio (least to greatest) | mean length |")
+    say("|---|---|---|---|---|")
+    for replies in (1, 8):
+        prompts = [
+            prompt for prompt in make_prompts(ROLLOUTS // replies, ours.config.vocab_size) for _ in range(replies)
+        ]
+        rates: dict[str, list[float]] = {"ours": [], "theirs": []}
+        lengths: list[int] = []
+        for turn in range(turns + 1):
+            started = time.perf_counter()
+            mine = sampler_of(ours, stop_ids, new_tokens, 1.0, turn)(prompts, [str(row) for row in range(ROLLOUTS)])
+            between = time.perf_counter()
+            torch.manual_seed(turn)
+            other = generate_theirs(theirs, prompts, new_tokens, stop_ids)
+            ended = time.perf_counter()
+            own = [len(reply.ids) + (reply.stop_id is not None) for reply in mine]
+            if turn:
+                lengths += own
+                rates["ours"].append(sum(own) / (between - started))
+                rates["theirs"].append(sum(map(until_stop(stop_ids), other)) / (ended - between))
+        ratios = [a / b for a, b in zip(rates["ours"], rates["theirs"], strict=True)]
+        row = {
+            "prompts": ROLLOUTS // replies,
+            "replies": replies,
+            "tokens_per_second": round(statistics.median(rates["ours"])),
+            "transformers_tokens_per_second": round(statistics.median(rates["theirs"])),
+            "ratio": [round(statistics.median(ratios), 2), round(min(ratios), 2), round(max(ratios), 2)],
+            "mean_length": round(statistics.mean(lengths), 1),
+        }
+        rows.append(row)
+        say(
+            f"| {row['prompts']} x {replies} | {row['tokens_per_second']:,} | "
+            f"{row['transformers_tokens_per_second']:,} | {row['ratio'][0]:.2f} ({row['ratio'][1]:.2f} to "
+            f"{row['ratio'][2]:.2f}) | {row['mean_length']} |"
+        )
+    return {"rollouts": rows}
+
+
+def until_stop(stop_ids: list[int]) -> Callable[[list[int]], int]:
+    """How many tokens a reply has up to its stop, without the padding behind it."""
+    stops = set(stop_ids)
+    return lambda reply: next((place + 1 for place, token in enumerate(reply) if token in stops), len(reply))

@@ -58,6 +58,9 @@ def test_the_time_to_a_loss(tmp_path):
 
 
 def test_answers_beside_transformers(tmp_path):
+    result, _ = benchmark(tmp_path, "--measure rollouts --preset nano --turns 1 --new_tokens 8")
+    assert [(row["prompts"], row["replies"]) for row in result["rollouts"]] == [(64, 1), (8, 8)]
+    assert all(1 < row["mean_length"] <= 8 for row in result["rollouts"]), "some end before the others"
     result, _ = benchmark(tmp_path, "--measure decoding --preset nano --turns 1 --new_tokens 4")
     assert [row["batch"] for row in result["decoding"]] == [1, 16, 64] * 2
     exact = [row["different_answers"] == row["that_parted_at_a_tie"] for row in result["decoding"]]

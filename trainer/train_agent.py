@@ -1,0 +1,32 @@
+"""Reinforcement learning with tools: several turns of calls and results, judged by the final answer and the calls."""
+
+import gc, pathlib, sys  # noqa: E401
+
+sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
+__package__ or gc.disable()  # a fifth of the time of the imports; `user_errors` turns it on again
+
+import dataclasses
+
+from trainer.config import user_errors
+from trainer.data import build_tool_data
+from trainer.train_grpo import STAGE as GRPO
+from trainer.stage import Stage, run_stage
+
+STAGE: Stage = dataclasses.replace(
+    GRPO,
+    name="agent",
+    description="Learn to use tools over several turns; --from_weight auto takes the best there is.",
+    build_data=build_tool_data,
+    defaults=GRPO.defaults | {"max_seq_len": 512, "rewards": ["success"], "max_tool_rounds": 4},
+    start_from=("grpo", "dpo", "full_sft"),
+)
+
+
+def main() -> None:
+    """Entry point."""
+    run_stage(STAGE)
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()
