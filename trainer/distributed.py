@@ -351,6 +351,7 @@ def copy_of_model(bare: nn.Module, world: World, keep: bool = True) -> MiniMindF
     state = {name: copy_of_whole(tensor, keep) for name, tensor in bare.state_dict().items()}
     if not keep:
         return None
+    state = {name: tensor for name, tensor in state.items() if not name.startswith("critic.")}  # of PPO
     with torch.random.fork_rng(devices=[]):  # new weights are drawn, and the training's generator must not notice
         copy = MiniMindForCausalLM(bare.config)
     copy.load_state_dict(state)

@@ -109,8 +109,10 @@ class PolicyLoss:
         now = log_probs.detach()
         values = {name: batch[name].to(log_probs, non_blocking=True) for name in PER_TOKEN if name in batch}
         advantages = values.get("advantages", torch.ones_like(now))
-        ratio = (log_probs - values.get("behaviour", now)).exp()
+        difference = log_probs - values.get("behaviour", now)
+        ratio = difference.exp()
         losses, logs = self.token_losses(log_probs, ratio, advantages)
+        logs["drift"] = (ratio - 1 - difference).detach()
         if arguments.beta:
             difference = self.reference_log_probs(batch, values) - log_probs
             divergence = ratio * (difference.exp() - difference - 1)
@@ -140,11 +142,8 @@ class PolicyLoss:
         if arguments.loss_type == "cispo":
             losses = -ratio.detach().clamp(max=1 + arguments.high) * advantages * log_probs
             clipped = ratio > 1 + arguments.high
-        else:
-            low, high = 1 - arguments.clip_low, 1 + arguments.high
-            losses = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
-            clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
-        return losses, {"clipped": clipped.float(), "ratio": ratio.detach()}
+            return losses, {"clipped": clipped.float(), "ratio": ratio.detach()}
+        return clipped_losses(ratio, advantages, 1 - arguments.clip_low, 1 + arguments.high)
 
     def shares(self, drawn: Tensor, documents: Tensor) -> Tensor:
         """(rows, window) each token's share of a term, which is its rollout or itself; 0 where nothing was drawn."""
@@ -154,6 +153,13 @@ class PolicyLoss:
         # A row cannot hold more documents than slots, and asking how many there are would wait for a GPU.
         sizes = weights.new_zeros(len(weights), weights.shape[1] + 1).scatter_add(1, documents, weights)
         return weights / sizes.clamp(min=1).gather(1, documents)
+
+
+def clipped_losses(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of each token of a policy whose ratio counts between two bounds only, and logs; all of one shape."""
+    losses = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
+    return losses, {"clipped": clipped.float(), "ratio": ratio.detach()}
 
 
 def log_probs_at(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float) -> Tensor:

@@ -49,6 +49,9 @@ class RolloutArguments:
     num_generations: int = flag(8, "replies to each prompt")
     num_mini_batches: int = flag(1, "optimizer steps in which a rollout is gone through")
     num_iterations: int = flag(1, "times that it is gone through")
+    target_kl: float = flag(
+        0.0, "a round ends early once its tokens' mean divergence from the sampler is above this; 0: never"
+    )
     temperature: float = flag(1.0, "of the sampling; the log-probabilities that are trained are those at it")
     max_new_tokens: int = flag(64, "longest reply")
     max_tool_rounds: int = flag(0, "calls with results that a model may make before its answer")
@@ -76,6 +79,8 @@ class RolloutArguments:
             problems.append(
                 f"--num_mini_batches {self.num_mini_batches} must be at most --rollout_prompts {self.rollout_prompts}"
             )
+        if self.target_kl < 0:
+            problems.append(f"--target_kl {self.target_kl:g} must not be negative")
         if self.max_tool_rounds < 0:
             problems.append(f"--max_tool_rounds {self.max_tool_rounds} must not be negative")
         return problems

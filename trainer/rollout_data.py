@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dataset.chat import render_prompt
@@ -20,8 +21,8 @@ from dataset.order import EMPTY_ROW, epoch_order
 from dataset.packing import pack_conversations
 from dataset.selection import DataSummary
 from trainer.config import raise_problems
-from trainer.distributed import gather_objects, is_sharded, whole_model
-from trainer.losses import Batch
+from trainer.distributed import all_reduce_sum, gather_objects, is_sharded, whole_model
+from trainer.losses import Batch, StepContext
 from trainer.rewards import WeightedReward, check_answers, parse_rewards
 from trainer.rollout import OPEN_THINKING, Rollout, Sampler, blocks_of, describe, judge, play, sampler_of
 from trainer.run import Run
@@ -98,15 +99,24 @@ class RolloutRows(PackedDataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Row `index`, or a fully masked one for `EMPTY_ROW` (-1)."""
-        item = super().__getitem__(index)
+        item, places = super().__getitem__(index), self.places(index)
+        for name, values in self.values.items():
+            item[name] = torch.from_numpy(np.where(places >= 0, values[places], np.float32(0)))
+        return item
+
+    def places(self, index: int) -> np.ndarray:
+        """(window,) where each token of a row stands in the round's flat arrays; -1 for padding."""
         first, last = (0, 0) if index == EMPTY_ROW else self.plan.row_pieces[index : index + 2].tolist()
         starts, lengths = self.plan.piece_starts[first:last], self.plan.piece_lengths[first:last]
-        places = np.concatenate([np.arange(0), *map(np.arange, starts, starts + lengths)]).astype(np.int64)
-        for name, values in self.values.items():
-            row = np.zeros(self.max_length, dtype=np.float32)
-            row[: len(places)] = values[places]
-            item[name] = torch.from_numpy(row)
-        return item
+        found = np.concatenate([np.arange(0), *map(np.arange, starts, starts + lengths)]).astype(np.int64)
+        return np.pad(found, (0, self.max_length - len(found)), constant_values=-1)
+
+    def batches(self, size: int, rank: int, ranks: int) -> Iterator[tuple[Batch, Tensor]]:
+        """A rank's micro-batches of `size` rows with the `places` of their tokens; each rank has equally many."""
+        for first in range(0, len(self), size * ranks):
+            mine = range(first, min(first + size * ranks, len(self)))[rank::ranks] or [EMPTY_ROW]
+            places = torch.from_numpy(np.stack([self.places(row) for row in mine]))
+            yield collate_rows([self[row] for row in mine]), places
 
 
 class RolloutData:
@@ -162,6 +172,10 @@ class RolloutData:
         while self.round is not None or (run.progress.row < len(self) and self.new_round(run)):
             current = self.round
             batches, last = self.micro_batches(run, current), current.step + 1 == steps
+            if current.step and self.has_drifted(run, batches):
+                self.round = None
+                run.progress.row += current.rows
+                continue
             current.step += 1
             self.round = None if last else current  # a checkpoint that is saved behind this step goes on from here
             yield batches, current.rows if last else 0
@@ -172,12 +186,26 @@ class RolloutData:
         parts = np.array_split(np.arange(current.groups[-1] + 1), arguments.num_mini_batches)
         chosen = np.flatnonzero(np.isin(current.groups, parts[current.step % arguments.num_mini_batches]))
         rows = RolloutRows(current, chosen, run.settings.data.max_seq_len)
-        stretch = optimization.batch_size * world.size
-        batches = []
-        for first in range(0, len(rows), stretch):
-            mine = range(first, min(first + stretch, len(rows)))[world.rank :: world.size]
-            batches.append(collate_rows([rows[row] for row in mine or [EMPTY_ROW]]))
-        return batches
+        return [batch for batch, _ in rows.batches(optimization.batch_size, world.rank, world.size)]
+
+    @torch.no_grad()
+    def has_drifted(self, run: Run, batches: Sequence[Batch]) -> bool:
+        """Whether the weights are too far from those that drew the rollouts for another step; looked at before it."""
+        limit = run.settings.stage.target_kl
+        if not limit:
+            return False
+        terms, drift = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        was_training = run.model.training
+        run.model.eval()
+        for batch in batches:
+            counts = run.count(batch)
+            batch = batch | {"input_ids": batch["input_ids"].to(run.world.device)}
+            with run.autocast():
+                _, _, logs = run.loss(run.model, batch, StepContext(counts[0], counts[2], run.expert_loads))
+            terms, drift = terms + counts[0], drift + logs["drift_sum"].double().cpu()
+        run.model.train(was_training)
+        terms, drift = all_reduce_sum(torch.stack([terms, drift]).to(run.world.device)).tolist()
+        return drift > limit * terms
 
     def new_round(self, run: Run) -> bool:
         """Draw and judge the next rollouts; False if the epoch has no prompt left that teaches anything."""

@@ -16,8 +16,8 @@ from dataset.lm_dataset import PromptDataset
 from dataset.tools import TOOL_SCHEMAS
 from model.decoding import GeneratedReply
 from tests.eval.helpers import write_rows
-from tests.model.helpers import tiny_model
 from tests.trainer.helpers import close, logged, run_ranks, tiny_run, train, weights_of
+from tests.trainer.rollouts import ending_model, stage_words, write_home
 from trainer.losses import StepContext
 from trainer.policy import PolicyArguments, group_advantages, prepare_policy
 from trainer.results import save_model
@@ -27,42 +27,10 @@ from trainer.rollout_data import RolloutData, log_rewards
 from trainer.stage import run_stage
 from trainer.train_grpo import STAGE
 
-REWARD_FILE = '''
-def odd(reply, row):
-    """Text of odd length: a random model gets it about half the time."""
-    return len(reply.text) % 2
-
-def broken(reply, row):
-    return {}["nothing"]
-
-def endless(reply, row):
-    return float("nan")
-
-def same(reply, row):
-    return 0.5
-'''
-
-
-def ending_model(tokenizer, seed=2, **overrides):
-    """A random model that ends its turn at about every fourth token."""
-    overrides = {"max_position_embeddings": 128} | overrides
-    model = tiny_model(seed, vocab_size=len(tokenizer), **overrides)
-    with torch.no_grad():
-        states = model.model(input_ids=torch.arange(40, 104)[None]).last_hidden_state[0]
-        usual = states.mean(dim=0)
-        model.lm_head.weight[tokenizer.eos_token_id] = 8 * usual / usual.square().sum()
-    return model
-
 
 @pytest.fixture
-def home(tokenizer, tmp_path):
-    rows = [
-        {"conversations": [{"role": "user", "content": f"Say {n}."}, {"role": "assistant", "content": str(n)}]}
-        for n in range(24)
-    ]
-    write_rows(tmp_path / "prompts.jsonl", rows)
-    (tmp_path / "rewards.py").write_text(REWARD_FILE)
-    return tmp_path
+def home(tmp_path):
+    return write_home(tmp_path)
 
 
 def prompts_of(home, tokenizer):
@@ -295,18 +263,6 @@ def test_two_ranks_learn_as_one_does(home, tokenizer, overrides, stage):
         alone, together = (logged(run, name) for run in runs)
         assert alone and close(alone, together, 1e-4 if name == "gradient_norm" else 1e-5), name
     assert len(one) > 10
-
-
-def stage_words(home, *more):
-    words = (
-        "--batch_size 2 --max_seq_len 64 --max_steps 8 --eval_iters 2 --dtype float32 --device cpu --log_interval 1 "
-    )
-    words += (
-        f"--save_interval 3 --save_dir {home}/out --cache_dir {home}/cache --learning_rate 0.003 --eval_interval 4 "
-    )
-    words += f"--data_path {home}/prompts.jsonl --rewards {home}/rewards.py:odd ended:0.1 --rollout_prompts 4 "
-    words += "--num_generations 4 --num_mini_batches 2 --num_iterations 2 --max_new_tokens 8 --beta 0.05"
-    return [*words.split(), *map(str, more)]
 
 
 def test_the_stage_resumes_in_the_middle_of_a_round_bit_for_bit(home, tokenizer, capsys):
