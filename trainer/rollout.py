@@ -55,8 +55,10 @@ class RolloutArguments:
     temperature: float = flag(1.0, "of the sampling; the log-probabilities that are trained are those at it")
     max_new_tokens: int = flag(64, "longest reply")
     max_tool_rounds: int = flag(0, "calls with results that a model may make before its answer")
-    overlong: Literal["zero", "mask"] = flag(
-        "zero", "a reply that the limit cuts off. zero: no reward, whatever it says; mask: nothing is learned from it"
+    overlong: Literal["zero", "mask", "keep"] = flag(
+        "zero",
+        "a reply that the limit cuts off. zero: no reward, whatever it says; mask: nothing is learned from it; keep: as "
+        "any other",
     )
     dynamic_sampling: Literal[0, 1] = flag(
         0, "1: prompts whose replies all get the same reward are replaced, as they teach nothing"

@@ -217,12 +217,13 @@ class RolloutData:
             fresh = draw(run, self.prompts, numbers, arguments.num_generations, arguments.temperature)
             drawn += fresh
             if not arguments.dynamic_sampling:
-                groups = fresh if not self.needs_contrast or any(map(has_contrast, fresh)) else []
+                teaches = not self.needs_contrast or any(map(has_contrast, fresh))
+                groups = fresh if teaches and any(self.is_trained(run, one) for group in fresh for one in group) else []
                 seen += len(fresh)
                 continue
             for group in fresh:
                 seen += 1
-                groups += [group] if has_contrast(group) else []
+                groups += [group] if has_contrast(group) and any(self.is_trained(run, one) for one in group) else []
                 if len(groups) == wanted:
                     break  # what was drawn beyond is drawn again, by newer weights
         rollouts = [rollout for group in drawn for rollout in group]
@@ -230,14 +231,18 @@ class RolloutData:
             if progress.row == 0:
                 raise ValueError(
                     f"no reply to any of the {len(self):,} prompts got another reward than its neighbours (mean "
-                    f"{describe(rollouts)['reward']:.3f}): nothing can be learned; take easier prompts, another "
-                    "--rewards, or more --num_generations"
+                    f"{describe(rollouts)['reward']:.3f}, {describe(rollouts)['ended']:.0%} ended): nothing can be "
+                    "learned; take easier prompts, another --rewards, more --num_generations or --max_new_tokens"
                 )
             return False
         self.round = Round.of(groups, seen, arguments.overlong == "mask")
         self.annotate(run, groups, self.round)
         self.log(run, rollouts, sum(map(has_contrast, drawn)) / len(drawn), time.perf_counter() - started)
         return True
+
+    def is_trained(self, run: Run, rollout: Rollout) -> bool:
+        """Whether anything is learned from a rollout's tokens."""
+        return rollout.reply.ended or run.settings.stage.overlong != "mask"
 
     def log(self, run: Run, rollouts: list[Rollout], useful: float, seconds: float) -> None:
         """Metrics of the round's rollouts, and some of them, with the step that learns from them first."""

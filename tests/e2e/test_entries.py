@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_readme import TINY_RUN, TINY_SHAPE, write_user_files
+from tests.e2e.test_readme import ROLLOUTS, TINY_RUN, TINY_SHAPE, write_user_files
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = sorted(
@@ -57,12 +57,16 @@ def test_all_stages_on_two_ranks_from_a_foreign_folder(tmp_path):
         "trainer/train_lora.py": ["--data_path", "my_chats.jsonl"],
         "trainer/train_dpo.py": ["--data_path", "my_pairs.jsonl"],
         "trainer/train_distillation.py": ["--data_path", "my_chats.jsonl"],
+        "trainer/train_grpo.py": ["--data_path", "my_prompts.jsonl", *ROLLOUTS.split()],
+        "trainer/train_ppo.py": ["--data_path", "my_prompts.jsonl", *ROLLOUTS.split()],
+        "trainer/train_agent.py": ["--data_path", "my_tasks.jsonl", *ROLLOUTS.split()],
     }
     for script, words in stages.items():
         printed = run([*torchrun, str(ROOT / script), *folders, *tiny, *words], tmp_path)
         assert printed.count("saved ") == 1, "exactly one rank speaks"
-        assert "x 2 ranks" in printed
-    for name in ("pretrain_32", "mid_train_32", "full_sft_32", "dpo_32", "distillation_32"):
+        assert "x 2 ranks" in printed or "rollouts for step 1" in printed
+    names = ("pretrain", "mid_train", "full_sft", "dpo", "distillation", "grpo", "ppo", "agent")
+    for name in (f"{stage}_32" for stage in names):
         assert (tmp_path / "out" / name / "model.safetensors").is_file()
         assert (tmp_path / "out" / name / "README.md").read_text().startswith("---")
     assert (tmp_path / "out" / "lora_32" / "adapter_model.safetensors").is_file()

@@ -20,6 +20,9 @@ MAKE = ("make ",)
 SERVES = re.compile(r"serve_openai_api|web_demo")
 """These go on until they are stopped; commands behind them find them running."""
 
+MY_REWARDS = "def brief(reply, row):\n    return 1 / (1 + len(reply.text))\n"
+ROLLOUTS = "--rewards my_rewards.py:brief --overlong keep --rollout_prompts 4 --num_generations 2 --max_new_tokens 8"
+ROLLOUTS += " --max_seq_len 256"
 TINY_RUN = "--max_steps 2 --batch_size 2 --max_seq_len 64 --eval_iters 1 --device cpu --dtype float32 --preset nano"
 TINY_SHAPE = " --hidden_size 32 --num_hidden_layers 1"
 
@@ -55,7 +58,14 @@ def write_user_files(folder: Path) -> None:
         }
     ]
     pairs = [{"prompt": f"Say {index}.", "chosen": f"{index}!", "rejected": "No."} for index in range(60)]
+    prompts = [
+        {"conversations": [{"role": "user", "content": f"Say {index}."}], "gt": [f"{index}"]} for index in range(20)
+    ]
+    tools = [{"role": "system", "content": "", "tools": tools_json(("calculate",))}]
+    tasks = [row | {"conversations": [*tools, *row["conversations"]]} for row in prompts]
     files = {"my_text": texts, "my_chats": chats, "my_questions": questions, "my_pairs": pairs}
+    files |= {"my_prompts": prompts, "my_tasks": tasks}
+    (folder / "my_rewards.py").write_text(MY_REWARDS)
     for name, rows in files.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
@@ -80,6 +90,7 @@ def tiny(command: str, folder: Path) -> str:
         run = TINY_RUN if starts_from_nothing and "--preset" not in command else TINY_RUN.replace(" --preset nano", "")
         run = run.replace("--max_steps 2 ", "") if "--max_steps" in command else run
         command = re.sub(r"--max_steps \d+", "--max_steps 2", command)
+        run += f" {ROLLOUTS}" if re.search(r"train_(grpo|ppo|agent)\.py", command) else ""
         return f"{command} {run}{shape} --save_dir {out} --checkpoint_dir {checkpoints} --cache_dir {folder}/cache"
     if "prepare_data.py" in command:
         return f"{command} --save_dir {out}/data_card --cache_dir {folder}/cache"

@@ -246,17 +246,18 @@ def train_rollouts(world, folder, home, tokenizer, overrides, batch_size, stage,
 
 
 @pytest.mark.parametrize(
-    ("overrides", "stage"),
+    ("overrides", "stage", "flags"),
     [
-        ({}, {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}),
-        ({"use_moe": True}, {"loss_type": "dapo", "dynamic_sampling": 1}),
-        ({}, {"loss_type": "cispo", "overlong": "mask"}),
+        ({}, {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}, ()),
+        ({"use_moe": True}, {"loss_type": "dapo", "dynamic_sampling": 1}, ()),
+        ({}, {"loss_type": "cispo", "overlong": "mask"}, ()),
+        ({}, {"num_iterations": 2, "beta": 0.05}, ("--parallel", "fsdp", "--max_steps", 2)),
     ],
-    ids=["grpo", "moe_dapo", "cispo"],
+    ids=["grpo", "moe_dapo", "cispo", "fsdp"],  # FSDP's products are not fused: AdamW enlarges how they round
 )
-def test_two_ranks_learn_as_one_does(home, tokenizer, overrides, stage):
-    one = train_rollouts(None, home / "one", home, tokenizer, overrides, 4, stage)
-    run_ranks(train_rollouts, home, home / "two", home, tokenizer, overrides, 2, stage)
+def test_two_ranks_learn_as_one_does(home, tokenizer, overrides, stage, flags):
+    one = train_rollouts(None, home / "one", home, tokenizer, overrides, 4, stage, flags)
+    run_ranks(train_rollouts, home, home / "two", home, tokenizer, overrides, 2, stage, flags)
     paths = [home / ranks / "run" / "metrics.jsonl" for ranks in ("one", "two")]
     runs = [SimpleNamespace(tracker=SimpleNamespace(metrics_path=path)) for path in paths]
     for name in ("loss", "gradient_norm", "ratio", "rollout_reward", "rollout_reply_tokens", "validation_reward"):
@@ -286,6 +287,20 @@ def test_the_stage_resumes_in_the_middle_of_a_round_bit_for_bit(home, tokenizer,
     (home / "b" / "grpo_32" / "step-00000008.pth").unlink()
     with pytest.raises(ValueError, match="--beta is 0.3 and was 0.05"):
         run_stage(STAGE, stage_words(home, "--checkpoint_dir", home / "b", "--from_resume", 1, "--beta", 0.3))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("overrides", [{}, {"use_moe": True}], ids=["dense", "moe"])
+def test_half_precision_draws_and_trains(home, tokenizer, dtype, overrides):
+    run = run_of(home, tokenizer, home, overrides=overrides, flags=["--dtype", dtype], num_iterations=2)
+    before = weights_of(run)
+    train(run)
+    assert run.progress.step == run.total_steps == 6 and run.progress.skipped_steps == 0
+    assert run.scaler.is_enabled() == (dtype == "float16")
+    after = weights_of(run)
+    assert all(torch.isfinite(after[name]).all() for name in after)
+    assert any(not torch.equal(before[name], after[name]) for name in after)
+    assert all(abs(ratio - 1) < 0.05 for step, ratio in logged(run, "ratio").items() if step % 2)
 
 
 def test_it_learns_what_is_rewarded(home, tokenizer):
