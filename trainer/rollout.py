@@ -57,8 +57,8 @@ class RolloutArguments:
     max_tool_rounds: int = flag(0, "calls with results that a model may make before its answer")
     overlong: Literal["zero", "mask", "keep"] = flag(
         "zero",
-        "a reply that the limit cuts off. zero: no reward, whatever it says; mask: nothing is learned from it; keep: as "
-        "any other",
+        "a reply that the limit cuts off. zero: no reward, whatever it says; mask: nothing is learned from it; keep: "
+        "as any other",
     )
     dynamic_sampling: Literal[0, 1] = flag(
         0, "1: prompts whose replies all get the same reward are replaced, as they teach nothing"

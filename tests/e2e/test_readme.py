@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dataset.tools import tools_json
+
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = ("python3 -m venv", "pip install")
 MAKE = ("make ",)
