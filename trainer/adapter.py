@@ -1,5 +1,7 @@
-"""What the LoRA stage does otherwise than the others: it adapts a named model folder, and leaves an adapter behind."""
+"""What training an adapter does otherwise: it adapts a named model folder, and leaves an adapter behind."""
 
+import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,21 @@ from trainer import results
 from trainer.config import Settings
 from trainer.lora import add_adapter, merged, save_adapter
 from trainer.run import Run
+from trainer.stage import Stage
 from trainer.weights import ADAPTER_CONFIG, resolve_from_weight
 
-START_FROM = ("full_sft", "mid_train", "pretrain")
 
-
-def base_folder(settings: Settings) -> Path:
+def base_folder(settings: Settings, candidates: tuple[str, ...]) -> Path:
     """The folder of the model that the adapter belongs to.
+
+    Args:
+        settings: of the run.
+        candidates: what `--from_weight auto` looks for.
 
     Raises:
         ValueError: `--from_weight` names no model folder, which an adapter needs to name.
     """
-    base = resolve_from_weight(settings.model, settings.run.save_dir, START_FROM)
+    base = resolve_from_weight(settings.model, settings.run.save_dir, candidates)
     if base is None:
         raise ValueError("--from_weight none: an adapter needs a trained model; give a stage's name or a model folder")
     if base.is_file():
@@ -41,9 +46,20 @@ def merged_folder(settings: Settings, model: MiniMindForCausalLM) -> Path:
     return results.result_folder(settings.run.save_dir, f"{settings.run.save_weight}_merged", model.config)
 
 
-def adapt(model: MiniMindForCausalLM, settings: Settings) -> list[str]:
+def adapting(stage: Stage) -> Stage:
+    """A stage as one that trains an adapter beside the weights that it starts from, and leaves it behind."""
+
+    def adapt_all(model: MiniMindForCausalLM, settings: Settings) -> list[str]:
+        notes = adapt(model, settings, stage.start_from)
+        return notes + (stage.adapt(model, settings) if stage.adapt is not None else [])
+
+    save = functools.partial(save_result, candidates=stage.start_from)
+    return dataclasses.replace(stage, adapt=adapt_all, save=save, marker=ADAPTER_CONFIG)
+
+
+def adapt(model: MiniMindForCausalLM, settings: Settings, candidates: tuple[str, ...]) -> list[str]:
     """Freeze the model and put the adapter on; gives notes for the user."""
-    base_folder(settings)
+    base_folder(settings, candidates)
     if settings.optimization.parallel == "fsdp":
         raise ValueError("--parallel fsdp: an adapter is small and its base is frozen; use --parallel ddp")
     if settings.stage.merge:
@@ -52,11 +68,16 @@ def adapt(model: MiniMindForCausalLM, settings: Settings) -> list[str]:
 
 
 def save_result(
-    run: Run, model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path, record: dict[str, Any]
+    run: Run,
+    model: MiniMindForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    record: dict[str, Any],
+    candidates: tuple[str, ...],
 ) -> None:
     """Leave the adapter behind in PEFT's format, and with --merge 1 the merged model beside it."""
     settings, metrics_path = run.settings, run.checkpoints.folder / "metrics.jsonl"
-    base = base_folder(settings)
+    base = base_folder(settings, candidates)
     card = results.model_card(
         record, f"An adapter (LoRA) for `{base.name}`; it opens with `PeftModel.from_pretrained`."
     )

@@ -5,11 +5,9 @@ layer are one parameter, as transformers 5 holds them, so that PEFT finds them t
 """
 
 import copy
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, inject_adapter_in_model
@@ -20,40 +18,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Qwen3Con
 
 from model.convert import split_experts
 from model.model_minimind import MiniMindForCausalLM, load_model
-from trainer.config import flag
+from trainer.lora_flags import LoraArguments
 
-TARGETS = ("attention", "mlp", "experts")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 FUSED_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-
-
-@dataclasses.dataclass
-class LoraArguments:
-    """The adapter. All but --merge is bound to a run: it may not change when the run is resumed."""
-
-    _argument_group_name = "lora"
-    _may_change = ("merge",)
-
-    lora_rank: int = flag(8, "rank of the adapter's matrices")
-    lora_alpha: float = flag(16.0, "the adapter counts alpha / rank times")
-    lora_dropout: float = flag(0.0, "dropout on what goes into the adapter")
-    lora_targets: list[str] = dataclasses.field(
-        default_factory=lambda: list(TARGETS),
-        metadata={"help": f"what gets adapters, as far as the model has it: {', '.join(TARGETS)}"},
-    )
-    merge: Literal[0, 1] = flag(0, "1: leave the base model with the adapter merged in, too: NAME_merged_HIDDEN")
-
-    def problems(self) -> list[str]:
-        """What is out of range, by flag."""
-        problems = [] if self.lora_rank >= 1 else [f"--lora_rank {self.lora_rank} must be at least 1"]
-        if not self.lora_alpha > 0:
-            problems.append(f"--lora_alpha {self.lora_alpha:g} must be above 0")
-        if not 0 <= self.lora_dropout < 1:
-            problems.append(f"--lora_dropout {self.lora_dropout:g} must lie in [0, 1)")
-        if not self.lora_targets or not set(self.lora_targets) <= set(TARGETS):
-            problems.append(f"--lora_targets {' '.join(self.lora_targets)}: take some of {', '.join(TARGETS)}")
-        return problems
 
 
 def add_adapter(model: MiniMindForCausalLM, arguments: LoraArguments) -> list[str]:

@@ -194,6 +194,17 @@ def annotate_groups(run: Run, groups: Sequence[Sequence[Rollout]], current: Roun
     current.values["advantages"] = np.repeat(advantages.astype(np.float32), current.lengths)
 
 
+def starting_model(run: Run) -> MiniMindForCausalLM:
+    """A frozen copy of the weights that the run starts from; an adapter, which begins as no change, is merged in."""
+    if hasattr(run.bare_model, "peft_config"):
+        from trainer.lora import merged  # which imports PEFT
+
+        copy = merged(run.bare_model)
+    else:
+        copy = copy_of_model(run.bare_model, run.world)
+    return copy.eval().requires_grad_(False)
+
+
 def prepare_policy(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Set the loss, with the weights that the run starts from as its reference if it has one, and the rollouts."""
     arguments, data = run.settings.stage, run.train_data
@@ -204,7 +215,7 @@ def prepare_policy(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     reference = None
     if arguments.beta:
         run.fingerprints["reference"] = model_hash(run.bare_model)
-        reference = copy_of_model(run.bare_model, run.world).eval().requires_grad_(False)
+        reference = starting_model(run)
     run.loss = PolicyLoss(arguments, reference)
     run.count = run.loss.count
     return notes

@@ -11,7 +11,7 @@ said. A round's advantages are shifted and scaled to mean 0 and deviation 1. A t
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,13 +21,12 @@ from transformers import PreTrainedTokenizerBase
 
 from model.model_minimind import MiniMindForCausalLM, MiniMindModel
 from trainer.config import Settings, flag
-from trainer.distributed import all_reduce_sum, copy_of_model, model_hash
+from trainer.distributed import all_reduce_sum, model_hash
 from trainer.losses import Batch, StepContext, add_balance_loss, count_tokens
-from trainer.policy import clipped_losses, log_probs_at
+from trainer.policy import clipped_losses, log_probs_at, starting_model
 from trainer.rollout import Rollout, RolloutArguments
 from trainer.rollout_data import RolloutRows, Round, prepare_rollouts
 from trainer.run import Run
-from trainer.stage import save_whole_model
 
 
 @dataclasses.dataclass
@@ -88,13 +87,10 @@ def add_critic(model: MiniMindForCausalLM, settings: Settings) -> list[str]:
     return [f"critic: {settings.stage.critic}, {count / 1e6:.2f}M parameters"]
 
 
-def save_without_critic(
-    run: Run, model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Any, record: dict[str, Any]
-) -> None:
-    """Leave the policy behind alone; see `Stage.save`."""
+def remove_critic(model: MiniMindForCausalLM) -> None:
+    """Leave the policy alone; see `Stage.detach`. A copy of the model may have none."""
     if hasattr(model, "critic"):
         del model.critic
-    save_whole_model(run, model, tokenizer, folder, record)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +206,7 @@ def prepare_ppo(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     reference = None
     if arguments.beta:
         run.fingerprints["reference"] = model_hash(run.bare_model)
-        reference = copy_of_model(run.bare_model, run.world).eval().requires_grad_(False)
+        reference = starting_model(run)
     run.train_data.annotate = Annotator(reference)
     run.loss = PPOLoss(arguments)
     return notes

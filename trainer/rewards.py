@@ -221,11 +221,12 @@ def check_answers(rows: Sequence[Mapping[str, Any]], rewards: Sequence["Weighted
 
 @dataclass(frozen=True)
 class WeightedReward:
-    """A reward by its name and weight."""
+    """A reward by its name and weight; one that `judges_all` takes lists of replies and rows, and gives a list."""
 
     name: str
     weight: float
-    function: Reward
+    function: Callable[..., Any]
+    judges_all: bool = False
 
 
 def parse_rewards(words: Sequence[str]) -> list[WeightedReward]:
@@ -234,6 +235,10 @@ def parse_rewards(words: Sequence[str]) -> list[WeightedReward]:
     Raises:
         ValueError: no reward, an unknown name, a weight that is not a number above 0, or a file without that function.
     """
+    names = [word.partition(".py:")[2] or word for word in words]
+    names = [name.partition(":")[0] for name in names]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"--rewards: {', '.join(twice)} stands there twice; their names must differ")
     if not words:
         raise ValueError(f"--rewards: name at least one of {', '.join(REWARDS)}, or FILE.py:FUNCTION")
     return [_parse_reward(word) for word in words]

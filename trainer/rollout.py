@@ -237,27 +237,42 @@ def tool_turn(
 
 
 def judge(
-    rollout: Rollout, item: Mapping[str, Any], rewards: Sequence[WeightedReward], arguments: RolloutArguments
+    rollouts: Sequence[Rollout],
+    items: Sequence[Mapping[str, Any]],
+    rewards: Sequence[WeightedReward],
+    arguments: RolloutArguments,
 ) -> None:
-    """Give a rollout its rewards.
+    """Give rollouts their rewards; `items` are all prompts.
 
     Raises:
         ValueError: a user's function failed or gave something else than a finite number.
     """
     for reward in rewards:
+        for rollout, value in zip(rollouts, values_of(reward, rollouts, items), strict=True):
+            cut_off = arguments.overlong == "zero" and not rollout.reply.ended
+            rollout.rewards[reward.name] = 0.0 if cut_off else value
+    for rollout in rollouts:
+        rollout.reward = sum(reward.weight * rollout.rewards[reward.name] for reward in rewards)
+
+
+def values_of(
+    reward: WeightedReward, rollouts: Sequence[Rollout], items: Sequence[Mapping[str, Any]]
+) -> Sequence[float]:
+    """What one reward gives each rollout."""
+    if reward.judges_all:
+        return reward.function([one.reply for one in rollouts], [items[one.prompt] for one in rollouts])
+    values = []
+    for rollout in rollouts:
+        said = rollout.reply.text[:80]
         try:
-            value = float(reward.function(rollout.reply, item))
+            value = float(reward.function(rollout.reply, items[rollout.prompt]))
         except Exception as error:
-            raise ValueError(
-                f"--rewards {reward.name} failed on the reply {rollout.reply.text[:80]!r}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            problem = f"{type(error).__name__}: {error}"
+            raise ValueError(f"--rewards {reward.name} failed on the reply {said!r}: {problem}") from error
         if not math.isfinite(value):
-            raise ValueError(f"--rewards {reward.name} gave {value} for the reply {rollout.reply.text[:80]!r}")
-        if arguments.overlong == "zero" and not rollout.reply.ended:
-            value = 0.0
-        rollout.rewards[reward.name] = value
-    rollout.reward = sum(reward.weight * rollout.rewards[reward.name] for reward in rewards)
+            raise ValueError(f"--rewards {reward.name} gave {value} for the reply {said!r}")
+        values.append(value)
+    return values
 
 
 def describe(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from dataset.selection import DataSummary
 from trainer.config import raise_problems
 from trainer.distributed import all_reduce_sum, gather_objects, is_sharded, whole_model
 from trainer.losses import Batch, StepContext
+from trainer.reward_model import RewardModel
 from trainer.rewards import WeightedReward, check_answers, parse_rewards
 from trainer.rollout import OPEN_THINKING, Rollout, Sampler, blocks_of, describe, judge, play, sampler_of
 from trainer.run import Run
@@ -285,8 +286,7 @@ def draw(
     played = {}
     for block in range(run.world.rank, len(blocks), ranks) if sample else ():
         rollouts = play(sample, blocks[block], prompts.items, data.tokenizer, arguments, window, f"{run.progress.step}")
-        for rollout in rollouts:
-            judge(rollout, prompts.items[rollout.prompt], data.rewards, arguments)
+        judge(rollouts, prompts.items, data.rewards, arguments)
         played[block] = rollouts
     merged = {block: rollouts for part in gather_objects(played) for block, rollouts in part.items()}
     flat = [rollout for block in range(len(blocks)) for rollout in merged[block]]
@@ -355,6 +355,9 @@ def prepare_rollouts(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     raise_problems(problems)
     data.tokenizer, data.rewards = tokenizer, parse_rewards(arguments.rewards)
     check_answers(every, data.rewards)
+    if arguments.reward_model is not None:
+        model = RewardModel(arguments.reward_model, run.world.device)
+        data.rewards = [*data.rewards, WeightedReward("reward_model", 1.0, model, judges_all=True)]
     names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in data.rewards)
     return [
         f"rewards: {names}",

@@ -88,6 +88,8 @@ class Stage:
         evaluate: measures and logs in the middle of the training.
         save: (run, model, tokenizer, folder, record): leaves the result behind.
         marker: a file that tells this stage's result from another kind's.
+        detach: takes off what `adapt` put beside the model, before it is saved.
+        variant: (stage, settings) -> the stage as these settings want it.
     """
 
     name: str
@@ -105,6 +107,8 @@ class Stage:
     evaluate: Callable[[Run, int | None], dict[str, Any]] = log_evaluation
     save: Callable[[Run, MiniMindForCausalLM, PreTrainedTokenizerBase, Path, dict[str, Any]], None] = save_whole_model
     marker: str = "config.json"
+    detach: Callable[[MiniMindForCausalLM], None] | None = None
+    variant: Callable[["Stage", Settings], "Stage"] | None = None
 
 
 def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
@@ -116,6 +120,7 @@ def run_stage(stage: Stage, arguments: Sequence[str] | None = None) -> Path:
             Or another rank was lost; then the code is 3.
     """
     settings = read_settings(stage, arguments)
+    stage = stage.variant(stage, settings) if stage.variant is not None else stage
     world = init_distributed_mode(settings.optimization.device)
     with contextlib.closing(world):
         # Until there is something to save, a signal ends the run at once: tokenising may take long.
@@ -321,6 +326,8 @@ def finish(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Path:
     run.tracker.finish()
     if (model := whole_model(run.model, run.world)) is not None:
         record = describe_run(run, stage, metrics)
+        if stage.detach is not None:
+            stage.detach(model)
         stage.save(run, model, tokenizer, folder, record)
         run.tracker.say(f"saved {folder} after {format_seconds(run.progress.seconds)} of training")
     return folder

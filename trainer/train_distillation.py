@@ -9,6 +9,7 @@ from trainer.config import user_errors
 from trainer.data import build_sft_data
 from trainer.distillation import DistillationArguments, prepare_distillation
 from trainer.losses import language_model_loss
+from trainer.lora_flags import adapted, or_adapter
 from trainer.stage import Stage, run_stage
 
 STAGE = Stage(
@@ -19,7 +20,8 @@ STAGE = Stage(
     defaults={"from_weight": "auto", "max_seq_len": 256, "batch_size": 16, "learning_rate": 4e-3, "min_lr_ratio": 0.0},
     start_from=("mid_train", "pretrain"),
     sample_prompts=([{"role": "user", "content": "Who are you?"}], [{"role": "user", "content": "你是谁？"}]),
-    flags=DistillationArguments,
+    flags=or_adapter(DistillationArguments),
+    variant=adapted,
     prepare=prepare_distillation,
 )
 

@@ -9,6 +9,7 @@ from trainer.config import user_errors
 from trainer.data import build_preference_data
 from trainer.evaluation import log_objective
 from trainer.preference import PreferenceArguments, PreferenceLoss, count_pairs, prepare_preference
+from trainer.lora_flags import adapted, or_adapter
 from trainer.stage import Stage, run_stage
 
 STAGE = Stage(
@@ -28,7 +29,8 @@ STAGE = Stage(
     },
     start_from=("full_sft",),
     sample_prompts=([{"role": "user", "content": "Who are you?"}], [{"role": "user", "content": "你是谁？"}]),
-    flags=PreferenceArguments,
+    flags=or_adapter(PreferenceArguments),
+    variant=adapted,
     count=count_pairs,
     documents_a_row=2,
     prepare=prepare_preference,

@@ -9,6 +9,7 @@ from trainer.config import user_errors
 from trainer.data import build_prompt_data
 from trainer.policy import PolicyArguments, PolicyLoss, prepare_policy
 from trainer.rollout_data import log_rewards
+from trainer.lora_flags import adapted, or_adapter
 from trainer.stage import Stage, run_stage
 
 STAGE = Stage(
@@ -32,7 +33,8 @@ STAGE = Stage(
         [{"role": "user", "content": "What is 12 plus 7?"}],
         [{"role": "user", "content": "31减4是多少？"}],
     ),
-    flags=PolicyArguments,
+    flags=or_adapter(PolicyArguments),
+    variant=adapted,
     prepare=prepare_policy,
     evaluate=log_rewards,
 )

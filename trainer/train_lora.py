@@ -5,13 +5,11 @@ import gc, pathlib, sys  # noqa: E401
 sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors` turns it on again
 
-from trainer.adapter import START_FROM, adapt, save_result
 from trainer.config import user_errors
 from trainer.data import build_sft_data
-from trainer.lora import LoraArguments
+from trainer.lora_flags import LoraArguments, adapted
 from trainer.losses import language_model_loss
 from trainer.stage import Stage, run_stage
-from trainer.weights import ADAPTER_CONFIG
 
 STAGE = Stage(
     name="lora",
@@ -27,12 +25,10 @@ STAGE = Stage(
         "weight_decay": 0.0,
         "min_lr_ratio": 0.0,
     },
-    start_from=START_FROM,
+    start_from=("full_sft", "mid_train", "pretrain"),
     sample_prompts=([{"role": "user", "content": "Who are you?"}], [{"role": "user", "content": "你是谁？"}]),
     flags=LoraArguments,
-    adapt=adapt,
-    save=save_result,
-    marker=ADAPTER_CONFIG,
+    variant=adapted,
 )
 
 

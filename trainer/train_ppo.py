@@ -8,7 +8,8 @@ __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors`
 import dataclasses
 
 from trainer.config import user_errors
-from trainer.ppo import PPOArguments, PPOLoss, add_critic, prepare_ppo, save_without_critic
+from trainer.ppo import PPOArguments, PPOLoss, add_critic, prepare_ppo, remove_critic
+from trainer.lora_flags import adapted, or_adapter
 from trainer.stage import Stage, run_stage
 from trainer.train_grpo import STAGE as GRPO
 
@@ -17,10 +18,11 @@ STAGE: Stage = dataclasses.replace(
     name="ppo",
     description="Learn from rewards for replies, with a critic; --from_weight auto takes the best there is.",
     loss=PPOLoss(PPOArguments()),
-    flags=PPOArguments,
+    flags=or_adapter(PPOArguments),
+    variant=adapted,
     adapt=add_critic,
     prepare=prepare_ppo,
-    save=save_without_critic,
+    detach=remove_critic,
 )
 
 

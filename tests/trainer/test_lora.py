@@ -15,7 +15,8 @@ from tests.trainer import helpers
 from tests.trainer.helpers import TINY_MOE, RandomRows, close, logged, run_ranks, tiny_run, train
 from trainer import lora, weights
 from trainer.config import FolderChoice
-from trainer.lora import LoraArguments, add_adapter, merged, open_merged, save_adapter
+from trainer.lora import add_adapter, merged, open_merged, save_adapter
+from trainer.lora_flags import LoraArguments
 from trainer.results import save_model
 from trainer.stage import run_stage
 from trainer.train_lora import STAGE

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from dataset.chat import render_messages, render_prompt
 from dataset.lm_dataset import PromptDataset
@@ -21,6 +22,7 @@ from tests.trainer.rollouts import ending_model, stage_words, write_home
 from trainer.losses import StepContext
 from trainer.policy import PolicyArguments, group_advantages, prepare_policy
 from trainer.results import save_model
+from trainer.reward_model import RewardModel
 from trainer.rewards import REWARDS, Reply, WeightedReward
 from trainer.rollout import Rollout, RolloutArguments, blocks_of, judge, play, sampler_of
 from trainer.rollout_data import RolloutData, log_rewards
@@ -164,14 +166,13 @@ def test_judging():
 
     rewards = [WeightedReward("a", 2.0, lambda *_: 0.25), WeightedReward("b", 1.0, lambda *_: 1)]
     done, cut = reply(True), reply(False)
-    for one in (done, cut):
-        judge(one, {}, rewards, RolloutArguments())
+    judge([done, cut], [{}], rewards, RolloutArguments())
     assert (done.reward, done.rewards) == (1.5, {"a": 0.25, "b": 1.0}) and cut.reward == 0
-    judge(cut, {}, rewards, RolloutArguments(overlong="mask"))
+    judge([cut], [{}], rewards, RolloutArguments(overlong="mask"))
     assert cut.reward == 1.5
     for name, function in (("fails", lambda *_: [][0]), ("is_nan", lambda *_: math.nan), ("is_none", lambda *_: None)):
         with pytest.raises(ValueError, match=f"--rewards {name} .* reply 'ab'"):
-            judge(done, {}, [WeightedReward(name, 1.0, function)], RolloutArguments())
+            judge([done], [{}], [WeightedReward(name, 1.0, function)], RolloutArguments())
 
 
 def test_advantages_by_hand():
@@ -355,3 +356,36 @@ def test_prompts_without_an_answer_are_named(home, tokenizer):
     )
     with pytest.raises(ValueError, match="--rewards number: 5 of 5 prompts have no answer .* 'Say 0.'"):
         run_stage(STAGE, stage_words(home, "--checkpoint_dir", home / "a", "--rewards", "number"))
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_a_reward_model_judges_as_it_does_alone(home, tokenizer, labels):
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_labels=labels, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    judging = Qwen3ForSequenceClassification(config).eval()
+    judging.save_pretrained(home / "judge")
+    tokenizer.save_pretrained(home / "judge")
+    model, items = RewardModel(str(home / "judge"), torch.device("cpu")), prompts_of(home, tokenizer).items
+    replies = [Reply.of("Yes."), Reply.of("No, that is much too long for a short answer.")]
+    found = model(replies, items[:2])
+    for value, reply, item in zip(found, replies, items, strict=False):
+        messages = [*item["messages"], {"role": "assistant", "content": reply.text}]
+        ids = torch.tensor([render_messages(messages, tokenizer).input_ids])
+        with torch.no_grad():
+            logits = judging(input_ids=ids).logits[0]
+        assert value == pytest.approx(float((logits[0] if labels == 1 else logits[1] - logits[0]).sigmoid()), abs=1e-5)
+    save_model(ending_model(tokenizer), tokenizer, home / "out" / "full_sft_32")
+    words = stage_words(home, "--checkpoint_dir", home / "a", "--reward_model", home / "judge")
+    folder = run_stage(STAGE, words)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    assert any(0 < record.get("rollout_reward_reward_model", 0) < 1 for record in records)
+    with pytest.raises(ValueError, match=f"--reward_model {home}/out: no config.json there"):
+        RewardModel(str(home / "out"), torch.device("cpu"))
+    with pytest.raises(ValueError, match="is no classifier, it lacks score.weight"):
+        RewardModel(str(home / "out" / "full_sft_32"), torch.device("cpu"))
+    with pytest.raises(ValueError, match="cannot be opened"):
+        (home / "judge" / "model.safetensors").write_bytes(b"broken")
+        RewardModel(str(home / "judge"), torch.device("cpu"))
