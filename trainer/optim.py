@@ -65,7 +65,8 @@ def build_optimizers(
         for _, parameters, rate, decay in groups
         if parameters
     ]
-    optimizers.append(torch.optim.AdamW(adamw_groups, betas=ADAM_BETAS, eps=1e-8, fused=True))
+    if adamw_groups:  # an adapter is all matrices
+        optimizers.append(torch.optim.AdamW(adamw_groups, betas=ADAM_BETAS, eps=1e-8, fused=True))
     table += [_group("AdamW", *group) for group in groups if group[1]]
     return optimizers, table
 

@@ -24,6 +24,19 @@ from trainer.rewards import Call, Reply, WeightedReward, parse_rewards
 BLOCK = 128
 """Replies drawn together."""
 
+DEFAULTS = {
+    "from_weight": "auto",
+    "max_seq_len": 256,
+    "batch_size": 16,
+    "optimizer": "adamw",
+    "learning_rate": 1e-4,
+    "weight_decay": 0.0,
+    "schedule": "constant",
+    "log_interval": 5,
+    "eval_interval": 25,
+}
+"""Of a stage that learns from rollouts."""
+
 OPEN_THINKING = {"auto": None, "on": True, "off": False}
 
 Sampler = Callable[[list[list[int]], list[str]], list[GeneratedReply]]

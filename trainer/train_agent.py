@@ -5,20 +5,29 @@ import gc, pathlib, sys  # noqa: E401
 sys.path[0] = sys.path[0] if __package__ else str(pathlib.Path(__file__).resolve().parents[1])
 __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors` turns it on again
 
-import dataclasses
-
 from trainer.config import user_errors
 from trainer.data import build_tool_data
-from trainer.train_grpo import STAGE as GRPO
+from trainer.lora_flags import adapted, or_adapter
+from trainer.policy import PolicyArguments, PolicyLoss, prepare_policy
+from trainer.rollout import DEFAULTS
+from trainer.rollout_data import log_rewards
 from trainer.stage import Stage, run_stage
 
-STAGE: Stage = dataclasses.replace(
-    GRPO,
+STAGE = Stage(
     name="agent",
     description="Learn to use tools over several turns; --from_weight auto takes the best there is.",
     build_data=build_tool_data,
-    defaults=GRPO.defaults | {"max_seq_len": 512, "rewards": ["success"], "max_tool_rounds": 4},
+    loss=PolicyLoss(PolicyArguments()),
+    defaults=DEFAULTS | {"max_seq_len": 512, "rewards": ["success"], "max_tool_rounds": 4},
     start_from=("grpo", "dpo", "full_sft"),
+    sample_prompts=(
+        [{"role": "user", "content": "What is 12 plus 7?"}],
+        [{"role": "user", "content": "31减4是多少？"}],
+    ),
+    flags=or_adapter(PolicyArguments),
+    variant=adapted,
+    prepare=prepare_policy,
+    evaluate=log_rewards,
 )
 
 

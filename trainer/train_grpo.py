@@ -7,9 +7,10 @@ __package__ or gc.disable()  # a fifth of the time of the imports; `user_errors`
 
 from trainer.config import user_errors
 from trainer.data import build_prompt_data
-from trainer.policy import PolicyArguments, PolicyLoss, prepare_policy
-from trainer.rollout_data import log_rewards
 from trainer.lora_flags import adapted, or_adapter
+from trainer.policy import PolicyArguments, PolicyLoss, prepare_policy
+from trainer.rollout import DEFAULTS
+from trainer.rollout_data import log_rewards
 from trainer.stage import Stage, run_stage
 
 STAGE = Stage(
@@ -17,17 +18,7 @@ STAGE = Stage(
     description="Learn from rewards for replies that the model draws; --from_weight auto takes the best there is.",
     build_data=build_prompt_data,
     loss=PolicyLoss(PolicyArguments()),
-    defaults={
-        "from_weight": "auto",
-        "max_seq_len": 256,
-        "batch_size": 16,
-        "optimizer": "adamw",
-        "learning_rate": 1e-4,
-        "weight_decay": 0.0,
-        "schedule": "constant",
-        "log_interval": 5,
-        "eval_interval": 25,
-    },
+    defaults=DEFAULTS,
     start_from=("dpo", "full_sft"),
     sample_prompts=(
         [{"role": "user", "content": "What is 12 plus 7?"}],
