@@ -371,6 +371,7 @@ class PromptDataset(Dataset):
                 continue
             self.items.append(item)
             digest.update(item["input_ids"].numpy())
+            digest.update(json.dumps([item["reference"], item["extra"]], sort_keys=True, default=str).encode())
         reader.check()
         self.summary.rows_read, self.summary.bad_rows = reader.bad_rows.rows_read, reader.bad_rows.count
         self._count()

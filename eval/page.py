@@ -22,6 +22,9 @@ STAGE_MEANINGS = {
     "full_sft": "learns to answer: of each conversation only the assistant's words count",
     "distillation": "learns a teacher's probability of every next token, not only the token that came",
     "dpo": "learns which of two answers is better",
+    "grpo": "answers by itself, and learns from rewards for what it says",
+    "ppo": "answers by itself, and learns from rewards and from a critic that foresees them",
+    "agent": "uses tools by itself, and learns from rewards for where that leads",
     "lora": "learns a small adapter beside weights that stay as they are",
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from eval.stages import read_evaluation
 
-STAGE_ORDER = ("pretrain", "mid_train", "full_sft", "distillation", "dpo")
+STAGE_ORDER = ("pretrain", "mid_train", "full_sft", "distillation", "dpo", "grpo", "ppo", "agent")
 
 
 @dataclass

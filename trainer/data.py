@@ -97,8 +97,10 @@ def _build_rollouts(
         held_out = PromptDataset(train, tokenizer, part="validation", say=None, **common)
     else:
         held_out = PromptDataset(validation["prompts"], tokenizer, say=None, **common)
-    for rows in (prompts, held_out) if with_tools or arguments.data_path is None else ():
-        rows.keep(lambda item: bool(item["tools"]) == with_tools, f"with{'out' * with_tools} tools")
+    if with_tools or arguments.data_path is None:
+        others = f"with{'out' * with_tools} tools"
+        prompts.keep(lambda item: bool(item["tools"]) == with_tools, others)
+        held_out.items = [item for item in held_out.items if bool(item["tools"]) == with_tools]
     return RolloutData(prompts), {"prompts": held_out} if len(held_out) else {}
 
 

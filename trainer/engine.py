@@ -190,7 +190,8 @@ def evaluate_and_keep_best(run: Run, iterations: int | None = None) -> dict[str,
     """Evaluate, and let `best.pth` be this step's checkpoint if no validation loss was lower."""
     metrics = run.evaluate(run, iterations)
     loss, progress = metrics.get("validation_loss", math.inf), run.progress
-    if progress.step and loss <= (progress.best_validation_loss or math.inf) and math.isfinite(loss):
+    best = math.inf if progress.best_validation_loss is None else progress.best_validation_loss
+    if progress.step and loss <= best and math.isfinite(loss):
         progress.best_step, progress.best_validation_loss = progress.step, loss
         if run.saved_step != progress.step:
             save_checkpoint(run)

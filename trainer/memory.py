@@ -7,6 +7,7 @@ import torch
 
 from trainer.engine import save_checkpoint
 from trainer.hardware import peak_memory_gib
+from trainer.rollout import RolloutArguments
 from trainer.run import Run
 
 # Moments that an optimizer keeps for each parameter, in float32.
@@ -77,7 +78,10 @@ def advice(run: Run) -> str:
     smaller = next((part for part in range(size // 2, 0, -1) if size % part == 0), None)
     options = []
     if smaller is not None:
-        options.append(f"--batch_size {smaller} --accumulation_steps {accumulation * size // smaller} (the same step)")
+        more = f" --accumulation_steps {accumulation * size // smaller}"
+        if isinstance(run.settings.stage, RolloutArguments):
+            more = ""  # a step takes as many micro-batches as its rollouts fill
+        options.append(f"--batch_size {smaller}{more} (the same step)")
     if not run.settings.model.activation_checkpointing:
         options.append("--activation_checkpointing 1 (a third slower)")
     if run.world.size > 1 and optimization.parallel == "ddp":

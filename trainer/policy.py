@@ -63,8 +63,8 @@ class PolicyArguments(RolloutArguments):
             problems.append(f"--clip_low {self.clip_low:g} must lie between 0 and 1")
         if not self.high > 0:
             problems.append(f"--clip_high {self.high:g} must be above 0")
-        if self.beta < 0:
-            problems.append(f"--beta {self.beta:g} must not be negative")
+        if not 0 <= self.beta < 1e6:
+            problems.append(f"--beta {self.beta:g} must not be negative (and below a million)")
         if self.num_generations < 2:
             problems.append(f"--num_generations {self.num_generations} must be at least 2: replies are compared")
         return problems
@@ -202,6 +202,8 @@ def starting_model(run: Run) -> MiniMindForCausalLM:
         copy = merged(run.bare_model)
     else:
         copy = copy_of_model(run.bare_model, run.world)
+    if hasattr(copy, "critic"):
+        del copy.critic
     return copy.eval().requires_grad_(False)
 
 

@@ -57,8 +57,8 @@ class PPOArguments(RolloutArguments):
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 problems.append(f"--{name} {getattr(self, name):g} must lie in [0, 1]")
-        if self.beta < 0:
-            problems.append(f"--beta {self.beta:g} must not be negative")
+        if not 0 <= self.beta < 1e6:
+            problems.append(f"--beta {self.beta:g} must not be negative (and below a million)")
         return problems
 
 
@@ -76,7 +76,8 @@ class Critic(nn.Module):
         if self.backbone is not None:
             states = self.backbone(input_ids=batch["input_ids"], document_ids=batch["document_ids"])
             hidden = states.last_hidden_state
-        return F.pad((hidden.float() @ self.weight + self.bias)[:, :-1], (1, 0))
+        with torch.autocast(hidden.device.type, enabled=False):  # values are compared with rewards: no rounding
+            return F.pad((hidden.float() @ self.weight + self.bias)[:, :-1], (1, 0))
 
 
 def add_critic(model: MiniMindForCausalLM, settings: Settings) -> list[str]:
@@ -124,8 +125,8 @@ class PPOLoss:
         squared = torch.maximum((values - known["returns"]).square(), (nearby - known["returns"]).square())
         logs |= {"value_loss": 0.5 * squared.detach(), "drift": (difference.exp() - 1 - difference).detach()}
         losses = losses + arguments.value_weight * 0.5 * squared
-        loss_sum = losses[drawn].sum(dtype=torch.float64)
-        sums = {f"{name}_sum": value[drawn].sum(dtype=torch.float64) for name, value in logs.items()}
+        loss_sum = torch.where(drawn, losses, 0).sum(dtype=torch.float64)
+        sums = {f"{name}_sum": torch.where(drawn, value, 0).sum(dtype=torch.float64) for name, value in logs.items()}
         sums["loss_sum"] = loss_sum.detach()
         return add_balance_loss(loss_sum, sums, model, output, context), count_tokens(batch)[0], sums
 

@@ -12,6 +12,7 @@ from dataset.stream import StreamDataset
 from trainer.checkpoint import load_verified, restore_rng
 from trainer.config import raise_problems
 from trainer.distributed import copy_like, is_restart, main_decides
+from trainer.rollout import RolloutArguments
 from trainer.rollout_data import RolloutData
 from trainer.run import Progress, Run
 
@@ -36,6 +37,7 @@ BINDING = {
 NAMES = {
     "tokenizer": "tokenizer, or its chat template,",
     "teacher": "teacher (--teacher)",
+    "rewards": "files that judge (--rewards, --reward_model)",
     "reference": "model that the run starts from (--from_weight), which is its reference,",
 }
 # Of these a change is no news: they say how a command is to be read, or `keep_rows_per_step` has its own words.
@@ -128,6 +130,8 @@ def tensors_of(values: dict[str, Any] | None) -> list[torch.Tensor]:
 def keep_rows_per_step(run: Run, rows: int) -> list[str]:
     """A step keeps its rows on another number of ranks or with another batch size: the accumulation makes up for it."""
     optimization = run.settings.optimization
+    if isinstance(run.settings.stage, RolloutArguments):
+        return []  # a step's prompts do not depend on batches and ranks
     before, rest = optimization.accumulation_steps, rows % (optimization.batch_size * run.world.size)
     if rest or run.rows_per_step == rows:
         return []
@@ -161,7 +165,7 @@ def check_unchanged(run: Run, state: dict[str, Any]) -> None:
         for name, value in run.fingerprints.items()
         if value != state["fingerprints"].get(name)
     ]
-    if run.rows_per_step != state["rows_per_step"]:
+    if run.rows_per_step != state["rows_per_step"] and not isinstance(run.settings.stage, RolloutArguments):
         share = state["rows_per_step"] // run.world.size
         divisors = ", ".join(str(size) for size in range(1, share + 1) if share % size == 0)
         if share * run.world.size != state["rows_per_step"]:

@@ -48,6 +48,7 @@ class RewardModel:
             )
         if self.tokenizer.pad_token_id is None:
             raise ValueError(f"--reward_model {folder}: its tokenizer has no pad token")
+        self.tokenizer.truncation_side = "left"  # of a text that is too long the reply is kept
         self.model.config.pad_token_id = self.tokenizer.pad_token_id
         self.model.to(device).eval().requires_grad_(False)
         self.device = device

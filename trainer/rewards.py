@@ -5,6 +5,7 @@ after its reasoning is one statement with one answer, it ended by itself, and it
 `tests/trainer/test_rewards.py` has a table of attempts that must get nothing.
 """
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -25,6 +26,11 @@ MARKUP = re.compile(r"</?\s*(?:think|tool_call|tool_response|answer)\b|<\|", re.
 _SIDE = r"[A-Za-z\d_.,/\\:%°^'\"#*-]"
 NUMBER = re.compile(rf"(?<!{_SIDE})[-+]?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?!(?:[.,])?{_SIDE.replace('.,', '')})")
 DASHES = str.maketrans("\u2212\u2013\u2010\u2011", "----")
+SCALE = re.compile(
+    r"\b(?:negative|minus|percent|hundred|thousand|million|billion|more|less|over|under|about|around|almost|nearly)\b"
+    r"|[负百千万亿多少约近]",
+    re.IGNORECASE,
+)
 DENIAL = re.compile(
     r"\b(?:not|no|never|neither|nor|isn't|wrong|or|either|maybe|perhaps|between)\b|不|非|或|没|别|错|也许", re.I
 )
@@ -118,6 +124,8 @@ def _stated_number(text: str, question: str) -> Decimal | None:
             return None
         digits = sum(character.isdigit() for character in text)
     found = NUMBER.findall(text)
+    if SCALE.search(text):
+        return None  # what stands beside the number changes it
     if len(found) != 1 or sum(character.isdigit() for character in found[0]) != digits:
         return None  # none, several, or digits that belong to something else
     return _decimal(found[0])
@@ -125,8 +133,9 @@ def _stated_number(text: str, question: str) -> Decimal | None:
 
 def _last_number(text: str) -> Decimal | None:
     """The number at the end of an answer, which may show its working before; None without any."""
-    found = NUMBER.findall(unicodedata.normalize("NFKC", text))
-    return _decimal(found[-1]) if found else None
+    text = unicodedata.normalize("NFKC", text).strip().rstrip(".!。！").rstrip()
+    found = list(NUMBER.finditer(text))
+    return _decimal(found[-1][0]) if found and found[-1].end() == len(text) else None
 
 
 def _decimal(text: str) -> Decimal:
@@ -171,15 +180,22 @@ def tool(reply: Reply, row: Mapping[str, Any]) -> float:
 
 
 def success(reply: Reply, row: Mapping[str, Any]) -> float:
-    """1 where the answer is right and rests on tools: at least one call was made, none failed, and none was repeated.
+    """1 where the answer is right and is what tools gave: no call failed, none was repeated, one had this result.
 
     The answer is right as for `number`, or for `exact` where what is asked for is no number.
     """
-    made = [(call.name, json.dumps(call.arguments, sort_keys=True)) for call in reply.calls]
+    made = [(call.name, re.sub(r"\s", "", json.dumps(call.arguments, sort_keys=True))) for call in reply.calls]
     if not made or len(set(made)) < len(made) or any(call.result.startswith("error: ") for call in reply.calls):
         return 0.0
-    is_numeric = any(_last_number(answer) is not None for answer in answers_of(row))
-    return number(reply, row) if is_numeric else exact(reply, row)
+    return float(any(_rests_on(reply, row, answer) for answer in answers_of(row)))
+
+
+def _rests_on(reply: Reply, row: Mapping[str, Any], answer: str) -> bool:
+    one = {**row, "extra": {"gt": [answer]}}
+    value = _last_number(answer)
+    if value is None:
+        return exact(reply, one) > 0 and any(call.result.casefold() in answer.casefold() for call in reply.calls)
+    return number(reply, one) > 0 and any(_last_number(call.result) == value for call in reply.calls)
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, Any]:
@@ -206,16 +222,20 @@ def check_answers(rows: Sequence[Mapping[str, Any]], rewards: Sequence["Weighted
     judging = [reward.name for reward in rewards if reward.function in CHECKS_ANSWERS]
     if not judging:
         return
+    needs_number = any(reward.function is number for reward in rewards)
     without = []
     for row in rows:
         try:
-            answers_of(row)
+            fits = not needs_number or any(_last_number(answer) is not None for answer in answers_of(row))
         except ValueError:
+            fits = False
+        if not fits:
             without.append(row["messages"][-1]["content"])
     if without:
         raise ValueError(
-            f"--rewards {' '.join(judging)}: {len(without):,} of {len(rows):,} prompts have no answer to compare with "
-            f"(give gt, answer, or a last message of the assistant's), the first is {without[0][:80]!r}"
+            f"--rewards {' '.join(judging)}: {len(without):,} of {len(rows):,} prompts have no "
+            f"{'number as their ' * needs_number}answer to compare with (give gt, answer, or a last message of the "
+            f"assistant's), the first is {without[0][:80]!r}"
         )
 
 
@@ -274,3 +294,15 @@ def _from_file(path: Path, name: str, word: str) -> Reward:
     if not callable(function):
         raise ValueError(f"--rewards {word}: {path} has no function {name!r}")
     return function
+
+
+def reward_fingerprint(words: Sequence[str], reward_model: str | None) -> str:
+    """The sha256 of the users' files that judge; another judge makes another run."""
+    digest = hashlib.sha256()
+    paths = [Path(f"{word.partition('.py:')[0]}.py") for word in words if ".py:" in word]
+    if reward_model is not None:
+        paths += sorted(path for path in Path(reward_model).glob("*") if path.suffix in (".json", ".safetensors"))
+    for path in paths:
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -63,7 +63,9 @@ class RolloutArguments:
     num_mini_batches: int = flag(1, "optimizer steps in which a rollout is gone through")
     num_iterations: int = flag(1, "times that it is gone through")
     target_kl: float = flag(
-        0.0, "a round ends early once its tokens' mean divergence from the sampler is above this; 0: never"
+        0.0,
+        "a round ends early once its mean divergence from the sampler is above this, and more rounds make up for its "
+        "steps; 0: never",
     )
     temperature: float = flag(1.0, "of the sampling; the log-probabilities that are trained are those at it")
     max_new_tokens: int = flag(64, "longest reply")
@@ -94,8 +96,14 @@ class RolloutArguments:
             problems.append(
                 f"--num_mini_batches {self.num_mini_batches} must be at most --rollout_prompts {self.rollout_prompts}"
             )
-        if self.target_kl < 0:
-            problems.append(f"--target_kl {self.target_kl:g} must not be negative")
+        if not 0 <= self.target_kl < 1e6:
+            problems.append(f"--target_kl {self.target_kl:g} must not be negative (and below a million)")
+        if self.max_tool_rounds == 0 and any(word.partition(":")[0] == "success" for word in self.rewards):
+            problems.append("--rewards success: without --max_tool_rounds no call has a result")
+        if self.dynamic_sampling and self.num_generations < 2:
+            problems.append(
+                f"--dynamic_sampling 1 compares replies, --num_generations {self.num_generations} are too few"
+            )
         if self.max_tool_rounds < 0:
             problems.append(f"--max_tool_rounds {self.max_tool_rounds} must not be negative")
         return problems
@@ -199,7 +207,10 @@ def play(
             results = _take_reply(one, drawn, tokenizer, open_thinking, items[one.prompt]["tools"])
             if not results or tool_round == arguments.max_tool_rounds:
                 continue
-            told = tool_turn(one.reply.message, results, tokenizer, open_thinking)
+            try:
+                told = tool_turn(one.reply.message, results, tokenizer, open_thinking)
+            except ValueError:  # arguments that no text can hold, such as half of a surrogate pair
+                told = [0] * window
             if len(one.ids) + len(told) + arguments.max_new_tokens > window:
                 one.reply = dataclasses.replace(one.reply, ended=False)
                 continue
@@ -222,7 +233,8 @@ def _take_reply(
     stop = [] if drawn.stop_id is None else [drawn.stop_id]
     rollout.take([*drawn.ids, *stop], drawn.log_probs)
     text, ended = tokenizer.decode(drawn.ids), drawn.stop_id == tokenizer.eos_token_id
-    message = parse_reply(text, open_thinking)
+    text = f"<think>\n{text}" if open_thinking else text  # which the prompt ends with
+    message = parse_reply(text)
     before = rollout.reply.calls if rollout.reply else ()
     offered = {tool.get("function", tool)["name"] for tool in tools or ()}
     made = tuple(
@@ -263,7 +275,7 @@ def judge(
     for reward in rewards:
         for rollout, value in zip(rollouts, values_of(reward, rollouts, items), strict=True):
             cut_off = arguments.overlong == "zero" and not rollout.reply.ended
-            rollout.rewards[reward.name] = 0.0 if cut_off else value
+            rollout.rewards[reward.name] = min(0.0, value) if cut_off else value
     for rollout in rollouts:
         rollout.reward = sum(reward.weight * rollout.rewards[reward.name] for reward in rewards)
 
@@ -273,7 +285,10 @@ def values_of(
 ) -> Sequence[float]:
     """What one reward gives each rollout."""
     if reward.judges_all:
-        return reward.function([one.reply for one in rollouts], [items[one.prompt] for one in rollouts])
+        values = reward.function([one.reply for one in rollouts], [items[one.prompt] for one in rollouts])
+        if not all(map(math.isfinite, values)):
+            raise ValueError(f"--{reward.name} gave a reward that is no number")
+        return values
     values = []
     for rollout in rollouts:
         said = rollout.reply.text[:80]

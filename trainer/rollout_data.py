@@ -24,11 +24,12 @@ from trainer.config import raise_problems
 from trainer.distributed import all_reduce_sum, gather_objects, is_sharded, whole_model
 from trainer.losses import Batch, StepContext
 from trainer.reward_model import RewardModel
-from trainer.rewards import WeightedReward, check_answers, parse_rewards
+from trainer.rewards import WeightedReward, check_answers, parse_rewards, reward_fingerprint
 from trainer.rollout import OPEN_THINKING, Rollout, Sampler, blocks_of, describe, judge, play, sampler_of
-from trainer.run import Run
+from trainer.run import Progress, Run
 
 SHOWN_ROLLOUTS = 2
+SHOWN_CHARACTERS = 240
 
 
 @dataclasses.dataclass
@@ -57,6 +58,10 @@ class Round:
     def starts(self) -> np.ndarray:
         """(rollouts,) where each begins in the flat arrays."""
         return np.cumsum(self.lengths) - self.lengths
+
+    def parts(self, num_mini_batches: int) -> int:
+        """Mini-batches that it is gone through in: a round of few prompts has fewer."""
+        return min(num_mini_batches, int(self.groups[-1]) + 1)
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[Rollout]], rows: int, masks_overlong: bool) -> "Round":
@@ -138,6 +143,7 @@ class RolloutData:
         self.annotate: Callable[[Run, list[list[Rollout]], Round], None] = lambda run, groups, round: None
         self.needs_contrast = False
         self.round: Round | None = None
+        self.unfinished: tuple[Progress, int, Round, int] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -155,6 +161,10 @@ class RolloutData:
 
     def state(self) -> dict[str, Any] | None:
         """The round that is under way, the same on every rank; None between two rounds."""
+        if self.unfinished is not None:
+            progress, before, current, step = self.unfinished
+            if progress.step == before:
+                return current.state() | {"step": step}
         return None if self.round is None else self.round.state()
 
     def restore(self, state: dict[str, Any] | None) -> None:
@@ -169,23 +179,27 @@ class RolloutData:
         Raises:
             ValueError: no reply in a whole epoch teaches anything.
         """
-        steps = run.settings.stage.steps
+        arguments = run.settings.stage
         while self.round is not None or (run.progress.row < len(self) and self.new_round(run)):
             current = self.round
+            steps = current.parts(arguments.num_mini_batches) * arguments.num_iterations
             batches, last = self.micro_batches(run, current), current.step + 1 == steps
             if current.step and self.has_drifted(run, batches):
                 self.round = None
                 run.progress.row += current.rows
                 continue
+            # A checkpoint that is saved behind this step goes on from here; one that a failure in it saves, before it.
+            self.unfinished = (run.progress, run.progress.step, current, current.step)
             current.step += 1
-            self.round = None if last else current  # a checkpoint that is saved behind this step goes on from here
+            self.round = None if last else current
             yield batches, current.rows if last else 0
 
     def micro_batches(self, run: Run, current: Round) -> list[Batch]:
         """This rank's micro-batches of the round's next step; each rank has equally many."""
         arguments, optimization, world = run.settings.stage, run.settings.optimization, run.world
-        parts = np.array_split(np.arange(current.groups[-1] + 1), arguments.num_mini_batches)
-        chosen = np.flatnonzero(np.isin(current.groups, parts[current.step % arguments.num_mini_batches]))
+        count = current.parts(arguments.num_mini_batches)
+        parts = np.array_split(np.arange(current.groups[-1] + 1), count)
+        chosen = np.flatnonzero(np.isin(current.groups, parts[current.step % count]))
         rows = RolloutRows(current, chosen, run.settings.data.max_seq_len)
         return [batch for batch, _ in rows.batches(optimization.batch_size, world.rank, world.size)]
 
@@ -229,7 +243,12 @@ class RolloutData:
                     break  # what was drawn beyond is drawn again, by newer weights
         rollouts = [rollout for group in drawn for rollout in group]
         if not groups:
-            if progress.row == 0:
+            if progress.row == 0 and progress.step:
+                run.tracker.say(
+                    "all replies to all prompts get the same reward: nothing is left to learn, it ends here"
+                )
+                run.total_steps = progress.step
+            if progress.row == 0 and not progress.step:
                 raise ValueError(
                     f"no reply to any of the {len(self):,} prompts got another reward than its neighbours (mean "
                     f"{describe(rollouts)['reward']:.3f}, {describe(rollouts)['ended']:.0%} ended): nothing can be "
@@ -261,7 +280,12 @@ class RolloutData:
             samples = [self.sample_of(rollout) for rollout in chosen]
             run.tracker.log(step, {"tokens": run.progress.tokens, "rollouts": samples})
             for sample in samples:
-                run.tracker.say(f"  {sample['reward']:.2f} | {sample['prompt']} -> {sample['reply']!r}")
+                shown = (
+                    sample["reply"]
+                    if len(sample["reply"]) <= SHOWN_CHARACTERS
+                    else sample["reply"][:SHOWN_CHARACTERS] + "…"
+                )
+                run.tracker.say(f"  {sample['reward']:.2f} | {sample['prompt']} -> {shown!r}")
 
     def sample_of(self, rollout: Rollout) -> dict[str, Any]:
         """A rollout to look at."""
@@ -283,12 +307,18 @@ def draw(
     arguments, data, window = run.settings.stage, run.train_data, run.settings.data.max_seq_len
     blocks = blocks_of(numbers, num_generations)
     sample, ranks = run_sampler(run, temperature)
-    played = {}
-    for block in range(run.world.rank, len(blocks), ranks) if sample else ():
-        rollouts = play(sample, blocks[block], prompts.items, data.tokenizer, arguments, window, f"{run.progress.step}")
-        judge(rollouts, prompts.items, data.rewards, arguments)
-        played[block] = rollouts
-    merged = {block: rollouts for part in gather_objects(played) for block, rollouts in part.items()}
+    played, problem = {}, None
+    try:
+        for block in range(run.world.rank, len(blocks), ranks) if sample else ():
+            noise = f"{run.progress.step}"
+            rollouts = play(sample, blocks[block], prompts.items, data.tokenizer, arguments, window, noise)
+            judge(rollouts, prompts.items, data.rewards, arguments)
+            played[block] = rollouts
+    except ValueError as error:  # such as a user's reward that fails: every rank says so, and none waits for another
+        problem = str(error)
+    parts, problems = zip(*gather_objects((played, problem)), strict=True)
+    raise_problems([one for one in problems if one][:1])
+    merged = {block: rollouts for part in parts for block, rollouts in part.items()}
     flat = [rollout for block in range(len(blocks)) for rollout in merged[block]]
     return [flat[first : first + num_generations] for first in range(0, len(flat), num_generations)]
 
@@ -355,6 +385,7 @@ def prepare_rollouts(run: Run, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     raise_problems(problems)
     data.tokenizer, data.rewards = tokenizer, parse_rewards(arguments.rewards)
     check_answers(every, data.rewards)
+    run.fingerprints["rewards"] = reward_fingerprint(arguments.rewards, arguments.reward_model)
     if arguments.reward_model is not None:
         model = RewardModel(arguments.reward_model, run.world.device)
         data.rewards = [*data.rewards, WeightedReward("reward_model", 1.0, model, judges_all=True)]

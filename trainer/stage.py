@@ -325,9 +325,9 @@ def finish(run: Run, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Path:
     run.checkpoints.writer.wait()
     run.tracker.finish()
     if (model := whole_model(run.model, run.world)) is not None:
-        record = describe_run(run, stage, metrics)
         if stage.detach is not None:
             stage.detach(model)
+        record = describe_run(run, stage, metrics)
         stage.save(run, model, tokenizer, folder, record)
         run.tracker.say(f"saved {folder} after {format_seconds(run.progress.seconds)} of training")
     return folder

@@ -73,7 +73,8 @@ class Tracker:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if record["step"] < step or (record["step"] == step and "loss" in record):
+            of_step = "loss" in record or "rollout_reward" in record or "rollouts" in record
+            if record["step"] < step or (record["step"] == step and of_step):
                 kept.append(line + "\n")
         temporary = self.metrics_path.with_suffix(".writing")
         temporary.write_text("".join(kept), encoding="utf-8")

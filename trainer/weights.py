@@ -278,6 +278,7 @@ def _model_from_pth(path: Path, arguments: ModelArguments, tokenizer: PreTrained
         if fields.get("use_moe") and chosen is not None:
             fields |= {"num_experts_per_tok": chosen, "router_frozen": chosen == 1}
     model = MiniMindForCausalLM(MiniMindConfig(**fields))
+    state = {name: tensor for name, tensor in state.items() if not (own_checkpoint and name.startswith("critic."))}
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is not a parameter of this model" for name in state if name not in expected]

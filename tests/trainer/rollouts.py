@@ -13,6 +13,9 @@ def odd(reply, row):
 def broken(reply, row):
     return {}["nothing"]
 
+def fails_for_nine(reply, row):
+    return {}["nothing"] if row["messages"][-1]["content"] == "Say 9." else 1.0
+
 def endless(reply, row):
     return float("nan")
 

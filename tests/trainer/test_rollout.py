@@ -25,7 +25,7 @@ from trainer.results import save_model
 from trainer.reward_model import RewardModel
 from trainer.rewards import REWARDS, Reply, WeightedReward
 from trainer.rollout import Rollout, RolloutArguments, blocks_of, judge, play, sampler_of
-from trainer.rollout_data import RolloutData, log_rewards
+from trainer.rollout_data import RolloutData, draw, log_rewards
 from trainer.stage import run_stage
 from trainer.train_grpo import STAGE
 
@@ -188,7 +188,7 @@ def test_each_rollout_is_trained_as_often_as_asked_and_its_prompt_consumed_once(
     assert run.total_steps == 3 * 6  # 24 prompts: 10, 10 and 4
     steps, seen = list(islice(run.train_data.steps(run), 6)), []
     assert [rows for _, rows in steps] == [0] * 5 + [10]
-    assert run.train_data.round is None and run.train_data.state() is None
+    assert run.train_data.round is None
     for batches, _ in steps:
         seen.append([])
         for batch in batches:
@@ -201,6 +201,48 @@ def test_each_rollout_is_trained_as_often_as_asked_and_its_prompt_consumed_once(
     first, second = sorted(seen[0]), sorted(seen[1])
     assert len(first) == len(second) == 20
     assert [sorted(one) for one in seen] == [first, second] * 3
+
+
+def test_a_short_last_round_has_fewer_mini_batches(home, tokenizer):
+    run = run_of(home, tokenizer, home, rollout_prompts=20, num_mini_batches=5)
+    train(run)  # 20 prompts make five steps, the other four make four
+    assert run.progress.epoch == 1 and run.progress.step == run.total_steps == 10
+    assert list(logged(run, "rollout_reward")) == [1, 6, 10]
+
+
+def test_a_step_that_failed_is_made_again(home, tokenizer):
+    run = run_of(home, tokenizer, home, num_mini_batches=2)
+    steps = run.train_data.steps(run)
+    next(steps)
+    assert run.train_data.state()["step"] == 0, "saved in the middle of the step"
+    run.progress.step += 1
+    assert run.train_data.state()["step"] == 1, "saved behind it"
+    next(steps)
+    assert run.train_data.state()["step"] == 1
+    run.progress.step += 1
+    assert run.train_data.state() is None
+
+
+def test_a_run_that_has_learned_everything_ends(home, tokenizer, capsys):
+    run = run_of(home, tokenizer, home, flags=["--max_steps", 50], overlong="mask")
+    odd = run.train_data.rewards
+    run.train_data.rewards = [WeightedReward("same", 1.0, lambda reply, row: 0.5)]
+    run.progress.step, run.progress.epoch = 7, 1
+    for rewards in ([odd[0]], [WeightedReward("same", 1.0, lambda reply, row: 0.5)]):
+        run.train_data.rewards = rewards
+        found = run.train_data.new_round(run)
+        assert found == (rewards[0] is odd[0])
+    assert run.total_steps == 7 and "nothing is left to learn" in capsys.readouterr().out
+
+
+def draw_with_a_failing_reward(world, home, tokenizer):
+    run = run_of(home, tokenizer, home / f"rank{world.rank}", world, rewards=[f"{home}/rewards.py:fails_for_nine"])
+    with pytest.raises(ValueError, match="--rewards fails_for_nine failed .* KeyError"):
+        draw(run, run.train_data.prompts, list(range(24)), 64, 1.0)
+
+
+def test_a_reward_that_fails_on_one_rank_is_named_on_all(home, tokenizer):
+    run_ranks(draw_with_a_failing_reward, home, home, tokenizer)
 
 
 def test_masked_overlong_replies_teach_nothing_and_count(home, tokenizer):
@@ -354,7 +396,7 @@ def test_prompts_without_an_answer_are_named(home, tokenizer):
     write_rows(
         home / "prompts.jsonl", [{"conversations": [{"role": "user", "content": f"Say {n}."}]} for n in range(5)]
     )
-    with pytest.raises(ValueError, match="--rewards number: 5 of 5 prompts have no answer .* 'Say 0.'"):
+    with pytest.raises(ValueError, match="--rewards number: 5 of 5 prompts have no number as their answer .* 'Say 0.'"):
         run_stage(STAGE, stage_words(home, "--checkpoint_dir", home / "a", "--rewards", "number"))
 
 
