@@ -1,5 +1,6 @@
 """Pictures of finished runs: how the losses fell over all stages, and what each stage scores."""
 
+import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -226,8 +227,9 @@ def _draw_dots(
 def _finish_scores(axes: Axes, families: list[str], last: dict[str, dict[str, Any]]) -> None:
     _style(axes)
     labels = [family.replace("$", r"\$") + (" *" if last[family]["free_arithmetic"] else "") for family in families]
-    installed = {font.name for font in fontManager.ttflist}
+    installed = {font.name for font in fontManager.ttflist} if not "".join(labels).isascii() else set()
     fonts = ["DejaVu Sans", *(name for name in CHINESE_FONTS if name in installed)]
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # that a font has one weight only is no news
     axes.set_yticks(range(len(families)), labels, fontfamily=fonts)
     axes.set_ylim(-0.7, len(families) - 0.3)
     axes.set_xlim(-0.02, 1.02)
