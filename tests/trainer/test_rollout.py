@@ -237,12 +237,15 @@ def test_a_run_that_has_learned_everything_ends(home, tokenizer, capsys):
 
 def draw_with_a_failing_reward(world, home, tokenizer):
     run = run_of(home, tokenizer, home / f"rank{world.rank}", world, rewards=[f"{home}/rewards.py:fails_for_nine"])
-    with pytest.raises(ValueError, match="--rewards fails_for_nine failed .* KeyError"):
+    with pytest.raises(ValueError, match="--rewards fails_for_nine failed .* KeyError") as failure:
         draw(run, run.train_data.prompts, list(range(24)), 64, 1.0)
+    (home / f"failure-{world.rank}").write_text(str(failure.value))
 
 
 def test_a_reward_that_fails_on_one_rank_is_named_on_all(home, tokenizer):
     run_ranks(draw_with_a_failing_reward, home, home, tokenizer)
+    first, second = ((home / f"failure-{rank}").read_text() for rank in range(2))
+    assert first == second and "--rewards fails_for_nine failed" in first
 
 
 def test_masked_overlong_replies_teach_nothing_and_count(home, tokenizer):
