@@ -36,7 +36,17 @@ from dataset.selection import DataSummary, Units, complete_summary, select_units
 from dataset.sources import BadRows, Part, RowReader, parse_sources, split_held_out
 from dataset.store import FlatArray, TokenisedSource, columns_of
 from dataset.tokenise import Say, tokenise
-from dataset.units import Kind, Reasoning, UnitBatch, UnitMaker, UnitOptions, add_counts, mask_of, separator_id
+from dataset.units import (
+    Kind,
+    Reasoning,
+    ThinkingMix,
+    UnitBatch,
+    UnitMaker,
+    UnitOptions,
+    add_counts,
+    mask_of,
+    separator_id,
+)
 
 IGNORED_LABEL = -100
 
@@ -138,7 +148,8 @@ class MixtureDataset(PackedDataset):
         packing: False puts each piece into a row of its own, as long as the piece, for comparison.
         train_on: "all" assistant turns are supervised, or only the "last".
         loss_on: "assistant", or "all" tokens of conversations; documents are supervised whole.
-        reasoning: "keep" the assistant's, "drop" it, or show an "empty" block instead.
+        reasoning: "keep" the assistant's, or "drop" it.
+        thinking_mix: shares of conversations shown with thinking left free, on and off; see `UnitOptions`.
         dedup: of rows with the same content only the first is taken.
         strict: any bad row is an error.
         part: "train" or "validation" where one file serves as both, "all" otherwise.
@@ -164,6 +175,7 @@ class MixtureDataset(PackedDataset):
         train_on: Literal["all", "last"] = "all",
         loss_on: Literal["all", "assistant"] = "assistant",
         reasoning: Reasoning = "keep",
+        thinking_mix: ThinkingMix = (1.0, 0.0, 0.0),
         dedup: bool = False,
         strict: bool = False,
         part: Part = "all",
@@ -178,7 +190,7 @@ class MixtureDataset(PackedDataset):
             raise ValueError(f"part={part!r} must be 'all', 'train' or 'validation'")
         if only not in (None, "document", "conversation"):
             raise ValueError(f"only={only!r} must be 'document', 'conversation' or None")
-        options = UnitOptions(self.kinds, max_length, train_on, reasoning)
+        options = UnitOptions(self.kinds, max_length, train_on, reasoning, tuple(thinking_mix))
         sources = parse_sources(data_path)
         units = Units(
             [

@@ -5,6 +5,7 @@ A unit is what packing keeps together: a document, a conversation, or both sides
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -32,7 +33,8 @@ CHUNK_CHARACTERS = 1_000_000
 STRETCH_CHARACTERS = 100_000
 CUT = re.compile(r"\n(?=\S)")
 
-Reasoning = Literal["keep", "drop", "empty"]
+Reasoning = Literal["keep", "drop"]
+ThinkingMix = tuple[float, float, float]
 Kind = Literal["document", "conversation", "both", "pair"]
 
 UNIT = np.dtype(
@@ -58,8 +60,10 @@ class UnitOptions:
             by the row's form; "pair": a chosen and a rejected conversation.
         max_length: conversations and pairs are shortened to it; documents are not.
         train_on: which assistant turns are supervised.
-        reasoning: "keep" the assistant's reasoning where there is some, "drop" it, or "empty": drop it and show the
-            empty block of a prompt with thinking turned off, which is not trained.
+        reasoning: "keep" the assistant's reasoning where there is some, or "drop" it.
+        thinking_mix: shares of the conversations and pairs that are shown as with thinking left to the model, turned
+            on (the block is open already, and closed at once where there is no reasoning) and turned off (an empty
+            block, which is not trained). A row's content decides its part.
 
     Raises:
         ValueError: an unknown value, or a window without room.
@@ -69,17 +73,20 @@ class UnitOptions:
     max_length: int
     train_on: Literal["all", "last"] = "all"
     reasoning: Reasoning = "keep"
+    thinking_mix: ThinkingMix = (1.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
         if self.max_length < 4:
             raise ValueError(f"max_length {self.max_length} is too short for a row; use at least 4")
         choices = {
             "train_on": (self.train_on, ("all", "last")),
-            "reasoning": (self.reasoning, ("keep", "drop", "empty")),
+            "reasoning": (self.reasoning, ("keep", "drop")),
         }
         for name, (value, known) in choices.items():
             if value not in known:
                 raise ValueError(f"{name}={value!r} must be {' or '.join(map(repr, known))}")
+        if problem := mix_problem(self.thinking_mix):
+            raise ValueError(f"thinking_mix={self.thinking_mix!r} {problem}")
 
 
 @dataclasses.dataclass
@@ -197,9 +204,13 @@ class UnitMaker:
             yield _Unit(row, ids, sum(map(len, ids)), mask=None, is_document=True)
 
     def _render(self, chats: list[tuple[Row, list[Conversation]]], batch: UnitBatch) -> Iterator["_Unit"]:
-        rendered = iter(self._render_all([side for _, sides in chats for side in sides]))
-        for row, sides in chats:
-            results = list(itertools.islice(rendered, len(sides)))
+        parts = [thinking_of(row.value, self.options.thinking_mix) for row, _ in chats]
+        rendered = {}
+        for thinking in set(parts):
+            alike = [sides for (_, sides), part in zip(chats, parts, strict=True) if part is thinking]
+            rendered[thinking] = iter(self._render_all([*itertools.chain.from_iterable(alike)], thinking))
+        for (row, sides), thinking in zip(chats, parts, strict=True):
+            results = list(itertools.islice(rendered[thinking], len(sides)))
             refused = next((result for result in results if isinstance(result, str)), None)
             if refused is not None:
                 batch.rejected.append((row.path, row.line, refused))
@@ -216,17 +227,16 @@ class UnitMaker:
             first_length = len(ids[0]) if len(kept) == 2 else 0
             yield _Unit(row, ids, sum(map(len, ids)), mask, is_document=False, first_length=first_length)
 
-    def _render_all(self, conversations: list[Conversation]) -> list[RenderedChat | str]:
+    def _render_all(self, conversations: list[Conversation], thinking: bool | None) -> list[RenderedChat | str]:
         """Rendered conversations; a string in place of one says why the template refused it."""
         if not conversations:
             return []
         try:
-            open_thinking = False if self.options.reasoning == "empty" else None
-            return self.renderer.render_many(conversations, open_thinking=open_thinking, train_on=self.options.train_on)
+            return self.renderer.render_many(conversations, open_thinking=thinking, train_on=self.options.train_on)
         except ValueError as error:
             if len(conversations) == 1:
                 return [str(error)]
-            return [result for one in conversations for result in self._render_all([one])]
+            return [result for one in conversations for result in self._render_all([one], thinking)]
 
     def _describe(self, units: list["_Unit"], batch: UnitBatch, held_out: bool | None) -> np.ndarray:
         """The table of a chunk whose tokens are in place."""
@@ -255,6 +265,20 @@ class _Unit(NamedTuple):
     mask: list[int] | None
     is_document: bool
     first_length: int = 0
+
+
+def mix_problem(mix: Sequence[float]) -> str | None:
+    """What is wrong with a mixture of thinking, as the end of a sentence."""
+    if len(mix) != 3 or min(mix) < 0 or not math.isclose(sum(mix), 1.0, abs_tol=1e-6):
+        return "must be three shares, none negative, that sum to 1: thinking left free, turned on, turned off"
+    return None
+
+
+def thinking_of(row: dict[str, Any], mix: ThinkingMix) -> bool | None:
+    """How a row is shown: thinking left free (None), on or off. Other bits of its hash hold rows out of training."""
+    free, opened, _ = mix
+    place = row_hash(row) % 2**32 / 2**32 if free < 1 else 0.0
+    return None if place < free else place < free + opened
 
 
 def apply_reasoning_rule(conversation: Conversation, reasoning: Reasoning) -> Conversation:

@@ -13,7 +13,7 @@ from dataset.lm_dataset import (
 )
 from dataset.stream import StreamDataset
 from dataset.tokenise import Say
-from dataset.units import UnitOptions
+from dataset.units import UnitOptions, mix_problem
 from trainer.config import ROOT, DataArguments, raise_problems
 from trainer.rollout_data import RolloutData
 
@@ -130,7 +130,11 @@ def _build(
     validation_kinds: dict[str, type[MixtureDataset]],
 ) -> Data:
     held_out = validation_paths is None
-    rules = {"train_on": arguments.train_on, "reasoning": arguments.reasoning}
+    if problem := mix_problem(arguments.thinking_mix):
+        shares = " ".join(f"{share:g}" for share in arguments.thinking_mix)
+        raise ValueError(f"--thinking_mix {shares} {problem}")
+    mix = tuple(arguments.thinking_mix)
+    rules = {"train_on": arguments.train_on, "reasoning": arguments.reasoning, "thinking_mix": mix}
     common = {"text_as": arguments.text_as, "strict": bool(arguments.strict), "seed": seed}
     stored = {"max_length": arguments.max_seq_len, "cache_dir": arguments.cache_dir} | rules | common
     if arguments.streaming:

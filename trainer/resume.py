@@ -19,7 +19,17 @@ from trainer.run import Progress, Run
 # A change of these makes the continuation another run: its rows, its schedule or its optimizer state no longer fit.
 BINDING = {
     "model": ("dropout", "router_aux_loss_coef"),
-    "data": ("max_seq_len", "packing", "loss_on", "train_on", "reasoning", "dedup", "text_as", "streaming"),
+    "data": (
+        "max_seq_len",
+        "packing",
+        "loss_on",
+        "train_on",
+        "reasoning",
+        "thinking_mix",
+        "dedup",
+        "text_as",
+        "streaming",
+    ),
     "optimization": (
         "optimizer",
         "learning_rate",

@@ -42,7 +42,7 @@ PROSE: Weighted = (
     (3, lambda draw: skills.lines(draw, skills.sorting, 3, 6)),
     (1, skills.number_line),
     (1, lambda draw: skills.lines(draw, skills.sum_line, 4, 8)),
-    (1, skills.worked_sum),
+    (3, lambda draw: skills.lines(draw, skills.worked_sum, 2, 3)),
     (3, skills.list_facts),
     (2, skills.counting_up),
     (3, lambda draw: skills.lines(draw, skills.odd_one_out, 2, 4)),
@@ -116,7 +116,7 @@ FAMILY_WEIGHTS = {
     **dict.fromkeys(("odd_one", "compare"), 3.5),
     **dict.fromkeys(("position", "story"), 2.5),
     **dict.fromkeys(("instruction", "recall", "persona", "clock", "count", "spelling", "honesty", "sort"), 1.3),
-    **dict.fromkeys(("addition", "subtraction"), 0.7),
+    **dict.fromkeys(("addition", "subtraction"), 2.5),  # working a sum out shows at about 10,000 examples
 }
 CHATS: Weighted = (
     *((FAMILY_WEIGHTS.get(name, 1.0), lambda draw, name=name: talk.single(draw, name)) for name in FAMILIES),

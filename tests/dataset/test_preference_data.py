@@ -1,5 +1,7 @@
 """Preference pairs, prompts for reinforcement, and what happens to reasoning."""
 
+from collections import Counter
+
 import pytest
 
 from dataset.chat import render_messages, render_prompt
@@ -98,33 +100,57 @@ def test_long_pairs_lose_the_same_turns_on_both_sides(tokenizer, tmp_path):
 
 
 THINKING = chat("Why?", "So.", reasoning_content="Think first.")
+ASKED = [{"role": "user", "content": "Why?"}]
 
 
-def test_reasoning_is_kept_dropped_or_emptied(tokenizer, tmp_path):
-    path = write(tmp_path / "a.jsonl", [THINKING])
+QUESTION = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+FREE, ON, OFF = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
+MODES = ((FREE, None), (ON, True), (OFF, False))
 
-    def row(kind, reasoning, path=path):
-        data = kind(path, tokenizer, 96, reasoning=reasoning, say=None)
-        ids, labels = pieces_of(data[0])[0]
+
+def test_reasoning_is_kept_dropped_or_shown_as_asked_for(tokenizer, tmp_path):
+    thinking, plain = write(tmp_path / "a.jsonl", [THINKING]), write(tmp_path / "p.jsonl", [chat("Why?", "So.")])
+
+    def row(path, **rules):
+        ids, labels = pieces_of(SFTDataset(path, tokenizer, 96, say=None, **rules)[0])[0]
         return tokenizer.decode(ids), tokenizer.decode([label for label in labels if label != IGNORED_LABEL])
 
-    question = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     thought = "<think>\nThink first.\n</think>\n\nSo.<|im_end|>"
-    assert row(SFTDataset, "keep") == (question + thought + "\n", thought)
-    assert row(SFTDataset, "drop") == (question + "So.<|im_end|>\n", "So.<|im_end|>")
-    assert row(SFTDataset, "empty") == (question + "<think>\n\n</think>\n\nSo.<|im_end|>\n", "So.<|im_end|>")
-    prompt = render_prompt([{"role": "user", "content": "Why?"}], tokenizer, open_thinking=False)
-    assert row(SFTDataset, "empty")[0].startswith(tokenizer.decode(prompt)), (
-        "what a chat without thinking is asked with"
-    )
-    rejected = chat("Why?", "No.", reasoning_content="Other thoughts.")
-    both = {"chosen": THINKING["conversations"], "rejected": rejected["conversations"]}
-    pairs = write(tmp_path / "b.jsonl", [both])
-    for reasoning, blocks in (("keep", 2), ("drop", 0), ("empty", 2)):
-        data = DPODataset(pairs, tokenizer, 128, reasoning=reasoning, say=None)
-        sides = [tokenizer.decode(ids) for ids, _ in pieces_of(data[0])]
-        assert sum(side.count("<think>") for side in sides) == blocks, "alike on both sides"
-        assert any("thoughts" in side for side in sides) == (reasoning == "keep")
+    opening = {
+        mix: tokenizer.decode(render_prompt(ASKED, tokenizer, open_thinking=thinking)) for mix, thinking in MODES
+    }
+    assert row(thinking) == row(thinking, thinking_mix=FREE) == (QUESTION + thought + "\n", thought)
+    assert row(thinking, reasoning="drop") == row(plain) == (QUESTION + "So.<|im_end|>\n", "So.<|im_end|>")
+    assert row(thinking, thinking_mix=ON) == (QUESTION + thought + "\n", thought.removeprefix("<think>\n"))
+    empty = "<think>\n\n</think>\n\nSo.<|im_end|>"
+    assert row(plain, thinking_mix=ON) == (QUESTION + empty + "\n", "\n</think>\n\nSo.<|im_end|>")
+    assert row(thinking, thinking_mix=OFF) == row(plain, thinking_mix=OFF) == (QUESTION + empty + "\n", "So.<|im_end|>")
+    for path in (thinking, plain):
+        for mix, _ in MODES:
+            shown, trained = row(path, thinking_mix=mix)
+            assert shown == opening[mix] + trained + "\n", "a chat in that mode asks with just what is not trained"
+
+
+def test_sides_of_a_pair_think_alike_and_shares_are_kept(tokenizer, tmp_path):
+    rows = [pair(f"{number}?", "Yes.", "No.") for number in range(2000)]
+    data = DPODataset(write(tmp_path / "b.jsonl", rows), tokenizer, 128, thinking_mix=(0.5, 0.2, 0.3), say=None)
+    shown = {}
+    for index in range(len(data)):
+        for ids, labels in pieces_of(data[index]):
+            text = tokenizer.decode(ids)
+            trained = tokenizer.decode([label for label in labels if label != IGNORED_LABEL])
+            mode = "on" if "</think>" in trained else "off" if "</think>" in text else "free"
+            shown.setdefault(text.partition("?")[0], set()).add(mode)
+    assert len(shown) == 2000 and all(len(modes) == 1 for modes in shown.values())
+    counts = Counter(mode for modes in shown.values() for mode in modes)
+    for mode, share in (("free", 0.5), ("on", 0.2), ("off", 0.3)):  # a standard deviation is 0.011
+        assert abs(counts[mode] / 2000 - share) < 0.04
+
+
+@pytest.mark.parametrize("mix", [(0.5, 0.5), (0.5, 0.6, -0.1), (0.5, 0.2, 0.2)])
+def test_a_mix_that_is_none_is_refused(tokenizer, tmp_path, mix):
+    with pytest.raises(ValueError, match="must be three shares, none negative, that sum to 1"):
+        SFTDataset(write(tmp_path / "a.jsonl", [THINKING]), tokenizer, 96, thinking_mix=mix, say=None)
 
 
 def test_prompts_end_where_the_answer_begins(tokenizer, tmp_path):

@@ -85,6 +85,7 @@ def test_what_makes_another_source(tokenizer, tmp_path):
         key(options=UnitOptions("conversation", 65)),
         key(options=UnitOptions("conversation", 64, train_on="last")),
         key(options=UnitOptions("conversation", 64, reasoning="drop")),
+        key(options=UnitOptions("conversation", 64, thinking_mix=(0.5, 0.0, 0.5))),
         key(options=UnitOptions("both", 64)),
         key(file=write(tmp_path / "b.jsonl", chats(30))),
     }
@@ -95,7 +96,7 @@ def test_what_makes_another_source(tokenizer, tmp_path):
     (tmp_path / "a.jsonl").write_text(content.replace("What is 7", "What is 8"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # same size, same time
     keys.add(key())
-    assert len(keys) == 11
+    assert len(keys) == 12
     assert key(options=DOCUMENTS) == key(options=UnitOptions("document", 128)), "documents know no window"
 
 

@@ -85,20 +85,18 @@ def sum_line(draw: Draw) -> str:
 
 
 def worked_sum(draw: Draw) -> str:
-    """An addition done digit by digit."""
+    """An addition or a subtraction done digit by digit."""
     first, second, _ = numbers.operands(draw)
-    carry, steps_told, left, right = 0, [], str(first)[::-1], str(second)[::-1]
-    for index in range(max(len(left), len(right))):
-        high, low = (int(text[index]) if index < len(text) else 0 for text in (left, right))
-        total = high + low + carry
-        extra = f" + {carry}" if carry else ""
-        steps_told.append(f"{high} + {low}{extra} = {total}")
-        carry = total // 10
+    sign = draw.one("+-")
+    first, second = (first, second) if sign == "+" else (max(first, second), min(first, second))
+    result = first + second if sign == "+" else first - second
+    told = numbers.worked(first, second, sign, draw.language)
+    line = numbers.equation(first, second, sign, result, draw.language)
     if draw.english:
-        told = ", ".join(steps_told)
-        return f"We add {first} and {second} from the right: {told}. So {first} + {second} = {first + second}."
-    told = "，".join(steps_told).replace(" ", "")
-    return f"从右边起把{first}和{second}相加：{told}。所以{first}+{second}={first + second}。"
+        start = f"We add {first} and {second}" if sign == "+" else f"We take {second} from {first}"
+        return f"{start} from the right: {told} So {line}."
+    start = f"把{first}和{second}相加" if sign == "+" else f"从{first}里减去{second}"
+    return f"从右边起{start}：{told}所以{line}。"
 
 
 def list_facts(draw: Draw) -> str:
