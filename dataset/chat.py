@@ -37,6 +37,10 @@ STAND_INS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # noncharacters: Unic
 ANY_STAND_IN = re.compile(f"[{STAND_INS[0]}-{STAND_INS[-1]}]")
 
 
+OPEN_THINKING = {"auto": None, "on": True, "off": False}
+"""The template's `open_thinking` by the word of a flag: whether an answer begins with reasoning; auto: as it likes."""
+
+
 @dataclasses.dataclass
 class RenderedChat:
     """A conversation as token ids.

@@ -21,6 +21,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from dataset.builtin.store import ensure_builtin_corpus
+from dataset.chat import OPEN_THINKING
 from eval.comparison import compare, question_key, verdicts_of
 from eval.questions import Question, limit_questions, load_questions
 from eval.stages import (
@@ -58,6 +59,7 @@ class EvaluationArguments:
     max_questions: int = flag(0, "ask at most so many, evenly from all families; 0: all")
     max_batches: int = flag(0, "batches of validation rows for each loss; 0: all")
     max_new_tokens: int = flag(0, "longest reply; 0: three times the longest right one of the family, and some")
+    thinking: Literal["auto", "on", "off"] = flag("auto", "reasoning before the answer; auto: as the model likes")
     batch_size: int = flag(128, "questions answered together")
     stride: int = flag(0, "slide windows of 512 tokens over long documents by so many; 0: packed rows, as in training")
     compare_with: str | None = flag(None, "folder of another evaluated model: differences on the same questions")
@@ -100,6 +102,7 @@ def evaluate(choice: ModelChoice, arguments: EvaluationArguments) -> tuple[Path,
     result, report = evaluate_stage(
         model, tokenizer, loss_data, questions, precision.dtype, arguments.batch_size,
         arguments.max_new_tokens or None, arguments.max_batches or None, arguments.seed,
+        OPEN_THINKING[arguments.thinking],
     )  # fmt: skip
     return folder, {"model": folder.name} | describe(choice, arguments, questions, questions_path) | result, report
 
@@ -120,6 +123,7 @@ def describe(
         "stride": arguments.stride,
         "max_batches": arguments.max_batches,
         "max_new_tokens": arguments.max_new_tokens,
+        "thinking": arguments.thinking,
         "device": choice.device,
     }
 

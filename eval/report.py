@@ -94,7 +94,10 @@ def evaluate_records(records: Sequence[RunRecord], arguments: ReportArguments) -
     questions = limit_questions(load_questions(path), arguments.max_questions or None)
     fingerprint = questions_fingerprint(questions)
     for record in records:
-        done = fingerprint_of(record.evaluation) == fingerprint and conditions(record) == ((EMBEDDED_ROWS, 0, 0), 0)
+        done = fingerprint_of(record.evaluation) == fingerprint and conditions(record) == (
+            (EMBEDDED_ROWS, 0, 0),
+            (0, "auto"),
+        )
         if arguments.evaluate == "all" or not (done or record.data_paths):
             evaluate_record(record, questions, arguments)
 
@@ -112,7 +115,7 @@ def conditions(record: RunRecord) -> tuple[tuple[Any, ...], Any]:
     """What losses of an evaluation depend on besides the model, and what scores do besides the questions."""
     evaluation = record.evaluation or {}
     of_losses = evaluation.get("data", EMBEDDED_ROWS), evaluation.get("stride") or 0, evaluation.get("max_batches") or 0
-    return of_losses, evaluation.get("max_new_tokens") or 0
+    return of_losses, (evaluation.get("max_new_tokens") or 0, evaluation.get("thinking") or "auto")
 
 
 def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:

@@ -113,6 +113,7 @@ def evaluate_stage(
     max_new_tokens: int | None = None,
     max_batches: int | None = None,
     seed: int = 0,
+    open_thinking: bool | None = None,
 ) -> tuple[dict[str, Any], TaskReport | None]:
     """Everything that is measured of a finished stage. The model is left as it was.
 
@@ -125,6 +126,7 @@ def evaluate_stage(
         batch_size: prompts answered together; an eighth of it for losses, whose rows are longer.
         max_new_tokens, max_batches: caps, see `score_questions` and `evaluate_bpb`.
         seed: of the sampler.
+        open_thinking: see `score_questions`.
 
     Returns:
         What goes into eval.json, and the scored replies, or None without questions.
@@ -135,7 +137,9 @@ def evaluate_stage(
     }
     report = None
     if questions:
-        report = score_questions(model, tokenizer, questions, max_new_tokens, batch_size, seed, dtype=dtype)
+        report = score_questions(
+            model, tokenizer, questions, max_new_tokens, batch_size, seed, dtype=dtype, open_thinking=open_thinking
+        )
         result |= {"scores": report.to_dict(), "samples": report.samples()}
     result["seconds"] = time.perf_counter() - started
     return result, report

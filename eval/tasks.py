@@ -211,6 +211,7 @@ def score_questions(
     seed: int = 0,
     max_tool_rounds: int = 4,
     dtype: torch.dtype | None = None,
+    open_thinking: bool | None = None,
 ) -> TaskReport:
     """Ask every question greedily and score the replies. Replies that never end are capped and count as not ended.
 
@@ -225,6 +226,7 @@ def score_questions(
         seed: handed to the sampler, which does not draw when it is greedy.
         max_tool_rounds: calls with results that a model may make before its final answer.
         dtype: precision to answer in, by default the model's own.
+        open_thinking: whether answers begin with reasoning, see `dataset.chat.render_prompt`.
 
     Raises:
         ValueError: a conversation that the chat template refuses.
@@ -238,7 +240,7 @@ def score_questions(
     open_indices = [index for index, question in enumerate(questions) if not question.choices]
     for tool_round in range(max_tool_rounds + 1 if open_indices else 0):
         conversations = [(histories[index], questions[index].tools) for index in open_indices]
-        chats = chat_renderer(tokenizer).render_many(conversations, add_generation_prompt=True)
+        chats = chat_renderer(tokenizer).render_many(conversations, True, open_thinking)
         prompts = [chat.input_ids for chat in chats]
         if not tool_round:
             check_lengths(model, [questions[index] for index in open_indices], prompts)
@@ -248,7 +250,7 @@ def score_questions(
         replies = _generate(decoder, tokenizer, prompts, [caps[index] for index in open_indices], batch_size, seed)
         going_on = []
         for index, reply in zip(open_indices, replies, strict=True):
-            message = _take_reply(answered[index], reply, tokenizer)
+            message = _take_reply(answered[index], reply, tokenizer, open_thinking)
             results = _run_tools(message) if questions[index].tools and tool_round < max_tool_rounds else []
             if results:
                 histories[index] += [message, *results]
@@ -335,7 +337,7 @@ def _generate(
     return replies
 
 
-def _take_reply(item: Answered, reply: GeneratedReply, tokenizer) -> dict[str, Any]:
+def _take_reply(item: Answered, reply: GeneratedReply, tokenizer, open_thinking: bool | None) -> dict[str, Any]:
     """Note one turn of the model; returns it as a message.
 
     Only the end-of-turn token ends a turn, as for whatever serves the model; but a base model closes its documents with
@@ -345,7 +347,7 @@ def _take_reply(item: Answered, reply: GeneratedReply, tokenizer) -> dict[str, A
     item.replies.append(text.strip())
     item.turns += 1
     item.ended += int(reply.stop_id == tokenizer.eos_token_id)
-    message = parse_reply(text)
+    message = parse_reply(text, open_thinking)
     if item.question.check == "tool_call" and item.turns == 1:
         item.tool_progress = _call_progress(message.get("tool_calls", []), item.question.tool_call)
     return message

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from dataset.chat import render_messages
+from dataset.chat import OPEN_THINKING, render_messages
 from dataset.formats import Message, parse_reply
 from dataset.tools import run_tool
 from model.decoding import Decoder, GeneratedReply, generate_tokens
@@ -36,8 +36,6 @@ DEFAULTS = {
     "eval_interval": 25,
 }
 """Of a stage that learns from rollouts."""
-
-OPEN_THINKING = {"auto": None, "on": True, "off": False}
 
 Sampler = Callable[[list[list[int]], list[str]], list[GeneratedReply]]
 """(prompts, what the noise of each depends on) -> replies with their log-probabilities, in order.

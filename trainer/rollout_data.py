@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dataset.chat import render_prompt
+from dataset.chat import OPEN_THINKING, render_prompt
 from dataset.lm_dataset import PackedDataset, PromptDataset, collate_rows
 from dataset.order import EMPTY_ROW, epoch_order
 from dataset.packing import pack_conversations
@@ -25,7 +25,7 @@ from trainer.distributed import all_reduce_sum, gather_objects, is_sharded, whol
 from trainer.losses import Batch, StepContext
 from trainer.reward_model import RewardModel
 from trainer.rewards import WeightedReward, check_answers, parse_rewards, reward_fingerprint
-from trainer.rollout import OPEN_THINKING, Rollout, Sampler, blocks_of, describe, judge, play, sampler_of
+from trainer.rollout import Rollout, Sampler, blocks_of, describe, judge, play, sampler_of
 from trainer.run import Progress, Run
 
 SHOWN_ROLLOUTS = 2

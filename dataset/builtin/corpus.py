@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dataset.builtin import sizes, talk
 from dataset.builtin.draw import Draw
-from dataset.builtin.families import FAMILIES, steps
+from dataset.builtin.families import FAMILIES, facts, steps
+from dataset.builtin.families.fact_phrasings import UNKNOWN_REPLY
+from dataset.builtin.families.made_up import made_up
+from dataset.builtin.families.multi_step import MULTI_STEP
 from dataset.builtin.question import (
     Question,
     ToolUse,
@@ -123,7 +126,7 @@ CHATS: Weighted = (
     (2.0, talk.chat),
     (3.0, talk.several),
     (0.6, talk.tools_not_needed),
-    (0.4, talk.multi_step),
+    (0.4, talk.several_calls),
 )
 
 
@@ -157,9 +160,19 @@ def mixed_rows(world: World, split: str, seed: int, prose: int, texts: int, chat
 
 
 def preference_pair(draw: Draw) -> dict:
-    """A right conversation and the same with a wrong end: a wrong fact, form or count, or a malformed call."""
-    family = draw.one(tuple(FAMILIES))
-    question = FAMILIES[family](draw)
+    """A right conversation and the same with a wrong end.
+
+    Half of them end in a wrong fact, form or count, or in a malformed call; the fine-tuned model knows nearly all of
+    these. Three in ten answer what cannot be known; and that such questions are not all, two refuse a known answer.
+    """
+    which = draw.number(0, 9)
+    if which < 5:
+        question = FAMILIES[draw.one(tuple(FAMILIES))](draw)
+    elif which < 8:
+        question = made_up(draw)
+    else:
+        known = draw.one((facts.home, facts.job, facts.belonging, facts.relation, facts.place))(draw)
+        question = dataclasses.replace(known, wrong=UNKNOWN_REPLY[draw.language])
     prompt = prompt_messages(question, framed(question, draw))
     right = [*prompt, *tool_messages(question), final_message(question)]
     if question.uses and draw.chance(0.6):
@@ -192,7 +205,7 @@ PROMPT_FAMILIES: tuple[Callable[[Draw], Question], ...] = (
     FAMILIES["subtraction"],
     steps.calculator,
     steps.lookup,
-    steps.age_sum,
+    *MULTI_STEP,
 )
 
 
@@ -200,7 +213,8 @@ def prompt_row(draw: Draw) -> dict:
     """A prompt with a checkable answer. Whoever trains drops the last message and generates calls and reply anew."""
     question = draw.one(PROMPT_FAMILIES)(draw)
     prompt = prompt_messages(question, framed(question, draw))
-    return {"conversations": [*prompt, final_message(question)], "gt": [question.value]}
+    answer = final_message(question)
+    return {"conversations": [*prompt, answer], "gt": [question.value], "family": question.family}
 
 
 def evaluation_rows(world: World, split: str, seed: int, count: int) -> list[dict]:

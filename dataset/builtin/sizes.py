@@ -17,10 +17,10 @@ MIDTRAIN_VALIDATION_ROWS = (100, 100, 160)
 SFT_ROWS = 52000  # about 2.5M tokens: with half of them the loss was still falling fast at the end
 SFT_VALIDATION_ROWS = 400
 
-PREFERENCE_ROWS = 2000
-PREFERENCE_VALIDATION_ROWS = 400
-PROMPT_ROWS = 2000
-PROMPT_VALIDATION_ROWS = 400
+PREFERENCE_ROWS = 3000
+PREFERENCE_VALIDATION_ROWS = 600
+PROMPT_ROWS = 3000  # four in eleven are sums without a tool
+PROMPT_VALIDATION_ROWS = 800
 
 TEST_QUESTIONS = 120  # for each family and language: more than the 100 that a score is asked for
 VALIDATION_QUESTIONS = 40

@@ -1,7 +1,7 @@
 """Conversations: small talk, single questions, talks of several turns, and turns where offered tools are not needed."""
 
 from dataset.builtin.draw import Draw
-from dataset.builtin.families import FAMILIES, HEAVY, steps
+from dataset.builtin.families import FAMILIES, HEAVY, multi_step, steps
 from dataset.builtin.question import Message, conversation, final_message, framed, message
 from dataset.tools import tools_json
 
@@ -126,6 +126,6 @@ def tools_not_needed(draw: Draw) -> list[Message]:
     return [system, message("user", framed(question, draw)), final_message(question)]
 
 
-def multi_step(draw: Draw) -> list[Message]:
+def several_calls(draw: Draw) -> list[Message]:
     """A question that takes several tool calls."""
-    return conversation(steps.age_sum(draw), draw)
+    return conversation(multi_step.age_sum(draw), draw)

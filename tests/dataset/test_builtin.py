@@ -11,10 +11,16 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dataset.builtin import sizes
 from dataset.builtin.draw import Draw, split_of
-from dataset.builtin.families import FAMILIES, steps
+from dataset.builtin.families import FAMILIES
+from dataset.builtin.families.fact_phrasings import UNKNOWN_REPLY
+from dataset.builtin.families.made_up import INVENTIONS, made_up
+from dataset.builtin.families.multi_step import MULTI_STEP
+from dataset.builtin.families.numbers import worked
 from dataset.builtin.question import FRAMES
 from dataset.builtin.store import ensure_builtin_corpus
 from dataset.builtin.vocabulary import VISITORS, WORDS
@@ -170,7 +176,7 @@ def test_rows_have_exactly_the_formats_that_users_bring(rows):
                 assert set(row) == {"conversations"}
                 check_conversation(row["conversations"])
             elif name.startswith("rl"):
-                assert set(row) == {"conversations", "gt"}
+                assert set(row) == {"conversations", "gt", "family"}
                 check_conversation(row["conversations"])
                 assert [type(value) for value in row["gt"]] == [str]
                 assert row["gt"][0] in row["conversations"][-1]["content"]
@@ -245,6 +251,63 @@ def test_every_evaluation_answer_follows_from_the_prompt_and_the_world(rows, wor
         assert len(right) == 1 and all(wanted in answer or answer in wanted for answer in answers), row
         if row["check"] == "number":
             assert re.findall(r"\d+", row["answers"][0]) == right
+
+
+@given(st.integers(10, 999), st.integers(10, 999), st.sampled_from("+-"), st.sampled_from(["en", "zh"]))
+def test_every_step_of_a_worked_sum_is_true_and_follows_from_the_last(first, second, sign, language):
+    first, second = max(first, second), min(first, second)
+    told = worked(first, second, sign, language).replace("，", ",").replace("：", ":").replace("。", ".")
+    carry, rest = 0, ""
+    for place, step in enumerate(told.rstrip(".").split(",")):
+        done, _, so_far = step.partition(":")
+        terms, result = done.split("=")
+        numbers = [int(term) for term in terms.split(sign)]
+        left, right = (number // 10**place % 10 for number in (first, second))
+        borrowed = 10 * (sign == "-" and left < right + carry)
+        assert numbers == [left + borrowed, right, carry][: 2 + bool(carry)]
+        total = sum(numbers) if sign == "+" else numbers[0] - sum(numbers[1:])
+        assert int(result) == total >= 0
+        carry = total // 10 if sign == "+" else borrowed // 10
+        rest = str(total % 10) + rest
+        assert not place or so_far.strip()[-place - 1 :] == rest
+    assert int(so_far) == (first + second if sign == "+" else first - second)
+
+
+@pytest.mark.parametrize("ask", MULTI_STEP, ids=lambda ask: ask.__name__)
+def test_several_calls_lead_to_what_is_true_of_the_world(world, ask):
+    for language in ("en", "zh"):
+        draw = Draw(world, language, "train", random.Random(7))
+        for _ in range(100):
+            question = ask(draw)
+            assert [run_tool(use.name, use.arguments) for use in question.uses] == [use.result for use in question.uses]
+            named = [person for person in world.people if person.name.to(language) in question.ask]
+            numbers = [int(number) for number in re.findall(r"\d+", question.ask)]
+            ages = [person.age for person in named]
+            match question.family:
+                case "age_sum":
+                    right = sum(ages)
+                case "age_gap":
+                    right = abs(ages[0] - ages[1])
+                case "house_sum":
+                    right = sum(person.house for person in named)
+                case "age_then":
+                    right = ages[0] + numbers[0] * (-1 if re.search("ago|前", question.ask) else 1)
+                case "relative_age":
+                    friend = re.search("friend|朋友", question.ask)
+                    right = (world.friend(named[0]) if friend else world.sibling(named[0])).age
+            assert question.value == str(right) == re.findall(r"\d+", question.reply)[0]
+            assert question.value not in question.ask or question.value in map(str, numbers)
+
+
+def test_what_is_made_up_is_asked_in_preferences_only(rows):
+    asked = [question for english, chinese, _ in INVENTIONS for question, _ in (english, chinese)]
+    forms = "|".join(re.sub(r"\\{[np]\\}", "[^ ]+", re.escape(question)) for question in asked)
+    told = "\n".join(words_of(rows, NAMES - {"dpo.train", "dpo.val"}))
+    assert not re.findall(forms, told)
+    pairs = [row for row in rows["dpo.train"] if re.search(forms, row["chosen"][-2]["content"])]
+    assert len(pairs) > 0.25 * len(rows["dpo.train"])
+    assert all(row["chosen"][-1]["content"] in UNKNOWN_REPLY.values() for row in pairs)
+    assert not any(row["rejected"][-1]["content"] in UNKNOWN_REPLY.values() for row in pairs)
 
 
 def test_fact_sentences_of_the_prose_are_true(rows, world):
@@ -388,7 +451,7 @@ def test_no_test_operands_numbers_or_lists_occur_in_training(rows):
 def test_draws_stay_in_their_split(world, split):
     for language in ("en", "zh"):
         draw = Draw(world, language, split, random.Random(7))
-        for family, ask in [*FAMILIES.items(), ("age_sum", steps.age_sum)]:
+        for family, ask in [*FAMILIES.items(), ("made_up", made_up), *((ask.__name__, ask) for ask in MULTI_STEP)]:
             for _ in range(20):
                 question = ask(draw)
                 assert question.family == family

@@ -196,35 +196,3 @@ def lookup(draw: Draw) -> Question:
         uses=(use,),
         value=use.result,
     )
-
-
-def age_sum(draw: Draw) -> Question:
-    """Several calls in a row: look up two ages and add them."""
-
-    def attempt():
-        people = draw.some(draw.world.people, 2)
-        ages = sorted(person.age for person in people)
-        return people, ("pair", *map(str, ages))
-
-    people, key = draw.keep(attempt)
-    uses = [lookup_use(person, "age", draw.language) for person in people]
-    arguments = {"expression": f"{uses[0].result} + {uses[1].result}"}
-    uses.append(ToolUse("calculate", arguments, run_tool("calculate", arguments)))
-    names = {"n": people[0].name.to(draw.language), "m": people[1].name.to(draw.language)}
-    ask = draw.phrase(
-        ("How old are {n} and {m} together?", "What is the sum of the ages of {n} and {m}?"),
-        ("{n}和{m}的年龄加起来是多少？", "{n}和{m}一共多少岁？"),
-    )
-    reply = "Together they are {} years old." if draw.english else "他们一共{}岁。"
-    return Question(
-        family="age_sum",
-        language=draw.language,
-        ask=ask.format(**names),
-        reply=reply.format(uses[-1].result),
-        keys=(key,),
-        accepted=(uses[-1].result,),
-        wrong=reply.format(int(uses[-1].result) + draw.number(1, 9)),
-        tools=offered(draw),
-        uses=tuple(uses),
-        value=uses[-1].result,
-    )
