@@ -299,9 +299,16 @@ def test_several_calls_lead_to_what_is_true_of_the_world(world, ask):
             assert question.value not in question.ask or question.value in map(str, numbers)
 
 
-def test_what_is_made_up_is_asked_in_preferences_only(rows):
-    asked = [question for english, chinese, _ in INVENTIONS for question, _ in (english, chinese)]
-    forms = "|".join(re.sub(r"\\{[np]\\}", "[^ ]+", re.escape(question)) for question in asked)
+def test_what_is_made_up_is_asked_in_preferences_only(rows, world):
+    def asked_of(language: str) -> str:
+        entities = {"n": world.people, "p": world.places}
+        names = {key: f"(?:{'|'.join(one.name.to(language) for one in all_of)})" for key, all_of in entities.items()}
+        questions = [forms[language == "zh"][0] for *forms, _ in INVENTIONS]
+        return "|".join(
+            re.escape(question).replace(r"\{", "{").replace(r"\}", "}").format(**names) for question in questions
+        )
+
+    forms = f"{asked_of('en')}|{asked_of('zh')}"
     told = "\n".join(words_of(rows, NAMES - {"dpo.train", "dpo.val"}))
     assert not re.findall(forms, told)
     pairs = [row for row in rows["dpo.train"] if re.search(forms, row["chosen"][-2]["content"])]

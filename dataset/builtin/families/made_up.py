@@ -22,7 +22,7 @@ from dataset.builtin.vocabulary import (
     WORDS,
     Pair,
     capital,
-)  # fmt: skip
+)
 
 FRUITS, ANIMALS, CLOTHES = WORDS[:8], WORDS[8:16], WORDS[24:32]
 PEOPLE = ()  # stands for the people of the world
@@ -30,8 +30,8 @@ PEOPLE = ()  # stands for the people of the world
 # (question, invented reply) in English and Chinese, and what {v} is drawn from. {n}: a person, {p}: a town.
 INVENTIONS: tuple[tuple[tuple[str, str], tuple[str, str], tuple[Pair, ...]], ...] = (
     (
-        ("What is {n}'s favourite colour?", "{n}'s favourite colour is {v}."),
-        ("{n}最喜欢什么颜色？", "{n}最喜欢{v}。"),
+        ("What colour is {n}'s front door?", "{n}'s front door is {v}."),
+        ("{n}家的门是什么颜色？", "{n}家的门是{v}的。"),
         COLOURS,
     ),
     (
