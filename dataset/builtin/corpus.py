@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataset.builtin import sizes, talk
 from dataset.builtin.draw import Draw
 from dataset.builtin.families import FAMILIES, facts, steps
-from dataset.builtin.families.fact_phrasings import UNKNOWN_REPLY
-from dataset.builtin.families.made_up import made_up
 from dataset.builtin.families.multi_step import MULTI_STEP
 from dataset.builtin.question import (
     Question,
@@ -159,20 +157,32 @@ def mixed_rows(world: World, split: str, seed: int, prose: int, texts: int, chat
     return rows
 
 
-def preference_pair(draw: Draw) -> dict:
-    """A right conversation and the same with a wrong end.
+# Asked for a short answer: fine-tuning never is, and answers in a sentence all the same.
+BRIEFLY = {
+    "en": ("Just the answer: {}", "In a word: {}", "{} Only the answer, please.", "{} Keep it short."),
+    "zh": ("只说答案：{}", "请用一个词回答：{}", "{}只要答案。", "{}请说得短一点。"),
+}
+TOLD_IN_A_SENTENCE = (facts.home, facts.job, facts.belonging, facts.relation, facts.reverse, facts.place)
 
-    Half of them end in a wrong fact, form or count, or in a malformed call; the fine-tuned model knows nearly all of
-    these. Three in ten answer what cannot be known; and that such questions are not all, two refuse a known answer.
+
+def preference_pair(draw: Draw) -> dict:
+    """A right conversation and the same with a worse end.
+
+    Six of ten end in a wrong fact, form or count, or in a malformed call, nearly all known after fine-tuning.
+    In three a short answer is asked for, and a sentence is worse; in one it is not, and a sentence is better.
     """
     which = draw.number(0, 9)
-    if which < 5:
-        question = FAMILIES[draw.one(tuple(FAMILIES))](draw)
-    elif which < 8:
-        question = made_up(draw)
-    else:
-        known = draw.one((facts.home, facts.job, facts.belonging, facts.relation, facts.place))(draw)
-        question = dataclasses.replace(known, wrong=UNKNOWN_REPLY[draw.language])
+    if which < 6:
+        return _right_and_wrong(draw)
+    question = draw.one(TOLD_IN_A_SENTENCE)(draw)
+    ask = draw.one(BRIEFLY[draw.language]).format(question.ask) if which < 9 else framed(question, draw)
+    sentence, word = final_message(question), message("assistant", question.accepted[0])
+    both = (word, sentence) if which < 9 else (sentence, word)
+    return {side: [message("user", ask), end] for side, end in zip(("chosen", "rejected"), both, strict=True)}
+
+
+def _right_and_wrong(draw: Draw) -> dict:
+    question = FAMILIES[draw.one(tuple(FAMILIES))](draw)
     prompt = prompt_messages(question, framed(question, draw))
     right = [*prompt, *tool_messages(question), final_message(question)]
     if question.uses and draw.chance(0.6):
