@@ -157,28 +157,35 @@ def mixed_rows(world: World, split: str, seed: int, prose: int, texts: int, chat
     return rows
 
 
-# Asked for a short answer: fine-tuning never is, and answers in a sentence all the same.
-BRIEFLY = {
-    "en": ("Just the answer: {}", "In a word: {}", "{} Only the answer, please.", "{} Keep it short."),
-    "zh": ("只说答案：{}", "请用一个词回答：{}", "{}只要答案。", "{}请说得短一点。"),
+# Asked for a friendly answer: fine-tuning never is, and answers plainly all the same.
+FRIENDLY_ASKS = {
+    "en": (
+        "Please be friendly: {}",
+        "Be kind and tell me: {}",
+        "{} Please answer kindly.",
+        "{} A friendly answer, please.",
+    ),
+    "zh": ("请友好地回答：{}", "请亲切地告诉我：{}", "{}请客气一点。", "{}请说得友好一点。"),
 }
+FRIENDLY = {"en": "Of course! {}", "zh": "当然！{}"}
 TOLD_IN_A_SENTENCE = (facts.home, facts.job, facts.belonging, facts.relation, facts.reverse, facts.place)
 
 
 def preference_pair(draw: Draw) -> dict:
     """A right conversation and the same with a worse end.
 
-    Six of ten end in a wrong fact, form or count, or in a malformed call, nearly all known after fine-tuning.
-    In three a short answer is asked for, and a sentence is worse; in one it is not, and a sentence is better.
+    Six of ten end in a wrong fact, form or count, or in a malformed call, nearly all known after fine-tuning. In
+    three a friendly answer is asked for, and a plain one is worse; in one it is not, and the plain one is better. Short
+    answers in place of the friendly ones cost other questions: a model of this size knows its facts in sentences.
     """
     which = draw.number(0, 9)
     if which < 6:
         return _right_and_wrong(draw)
     question = draw.one(TOLD_IN_A_SENTENCE)(draw)
-    ask = draw.one(BRIEFLY[draw.language]).format(question.ask) if which < 9 else framed(question, draw)
-    sentence, word = final_message(question), message("assistant", question.accepted[0])
-    both = (word, sentence) if which < 9 else (sentence, word)
-    return {side: [message("user", ask), end] for side, end in zip(("chosen", "rejected"), both, strict=True)}
+    ask = draw.one(FRIENDLY_ASKS[draw.language]).format(question.ask) if which < 9 else framed(question, draw)
+    ends = [message("assistant", FRIENDLY[draw.language].format(question.reply)), final_message(question)]
+    chosen, rejected = ends if which < 9 else reversed(ends)
+    return {"chosen": [message("user", ask), chosen], "rejected": [message("user", ask), rejected]}
 
 
 def _right_and_wrong(draw: Draw) -> dict:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset.builtin import sizes
-from dataset.builtin.corpus import BRIEFLY
+from dataset.builtin.corpus import FRIENDLY_ASKS
 from dataset.builtin.draw import Draw, split_of
 from dataset.builtin.families import FAMILIES
 from dataset.builtin.families.multi_step import MULTI_STEP
@@ -286,16 +286,20 @@ def test_several_calls_lead_to_what_is_true_of_the_world(world, ask):
             assert right not in question.ask and len(question.uses) == 3
 
 
-def test_short_answers_are_asked_for_in_preferences_only(rows):
-    """And there the short one is better where it is asked for, the sentence where it is not; both are true."""
-    wishes = [form.replace("{}", "").strip() for forms in BRIEFLY.values() for form in forms]
-    asks_briefly = re.compile("|".join(map(re.escape, wishes)))
-    assert not asks_briefly.search("\n".join(words_of(rows, NAMES - {"dpo.train", "dpo.val"})))
-    pairs = [row for row in rows["dpo.train"] if asks_briefly.search(row["chosen"][-2]["content"])]
-    assert 0.27 < len(pairs) / len(rows["dpo.train"]) < 0.33
-    for row in pairs:
-        short, sentence = (row[side][-1]["content"].rstrip(".。").casefold() for side in ("chosen", "rejected"))
-        assert short in sentence.casefold() and len(short) < len(sentence)
+def test_friendly_answers_are_asked_for_in_preferences_only(rows):
+    """And there the friendly one is better where it is asked for, the plain one where it is not; both say the same."""
+    wishes = [form.replace("{}", "").strip() for forms in FRIENDLY_ASKS.values() for form in forms]
+    asks_kindly = re.compile("|".join(map(re.escape, wishes)))
+    assert not asks_kindly.search("\n".join(words_of(rows, NAMES - {"dpo.train", "dpo.val"})))
+    pairs = [[row[side][-1]["content"] for side in ("chosen", "rejected")] for row in rows["dpo.train"]]
+    asked = [bool(asks_kindly.search(row["chosen"][-2]["content"])) for row in rows["dpo.train"]]
+    assert 0.27 < sum(asked) / len(asked) < 0.33
+    friendly = re.compile("Of course! |当然！")
+    for (chosen, rejected), is_asked in zip(pairs, asked, strict=True):
+        assert not is_asked or (friendly.match(chosen) and friendly.sub("", chosen) == rejected)
+        assert is_asked or not friendly.match(chosen)
+    turned = [chosen for (chosen, rejected), is_asked in zip(pairs, asked, strict=True) if friendly.match(rejected)]
+    assert 0.07 < len(turned) / len(pairs) < 0.13
 
 
 def test_fact_sentences_of_the_prose_are_true(rows, world):
