@@ -42,7 +42,12 @@ Verdicts = dict[str, bool]
 WINDOW = 512
 ARITHMETIC = ("addition", "subtraction")
 TASKS = tuple(family.__name__ for family in MULTI_STEP)
-STUDENT_STEPS = ("--max_steps", "150", "--eval_questions", "0")
+STEPS = {
+    "dpo": (),
+    "grpo": ("--max_steps", "100"),
+    "agent": ("--max_steps", "24"),
+    "distillation": ("--max_steps", "150"),
+}
 
 
 @dataclasses.dataclass
@@ -53,9 +58,7 @@ class GainArguments:
 
     model_path: str = flag(str(ROOT / "out" / "full_sft_256"), "the fine-tuned model; also the teacher")
     start_path: str = flag(str(ROOT / "out" / "mid_train_256"), "the model that becomes the teacher's student")
-    stages: list[str] = dataclasses.field(
-        default_factory=lambda: ["dpo", "grpo", "agent", "distillation"], metadata={"help": "which stages"}
-    )
+    stages: list[str] = dataclasses.field(default_factory=lambda: list(STEPS), metadata={"help": "which stages"})
     seeds: list[int] = dataclasses.field(default_factory=lambda: [42, 43, 44], metadata={"help": "a run each"})
     output: str = flag(str(ROOT / "out" / "gains"), "folder of the models and of what their runs print")
     limit: int = flag(0, "judge on so many questions, pairs and tasks; 0: all")
@@ -158,7 +161,7 @@ def train(options: GainArguments, entry: str, start: str, seed: int, *words: str
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / "trainer" / f"train_{entry}.py"), "--from_weight", start, "--seed", str(seed)]
     command += ["--save_dir", str(folder), "--checkpoint_dir", str(folder / "checkpoints"), *words]
-    command += shlex.split(options.more)
+    command += ["--eval_interval", "0", "--eval_questions", "0", *shlex.split(options.more)]
     started = time.monotonic()
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
@@ -171,14 +174,14 @@ def train(options: GainArguments, entry: str, start: str, seed: int, *words: str
 def measure_stage(options: GainArguments, stage: str, seed: int, judge_of: Judge, before: "Before") -> list[Gain]:
     """Run one stage and compare."""
     if stage == "distillation":
-        alone = train(options, "full_sft", options.start_path, seed, *STUDENT_STEPS, name="without_teacher")
+        alone = train(options, "full_sft", options.start_path, seed, *STEPS[stage], name="without_teacher")
         taught = train(
-            options, "distillation", options.start_path, seed, "--teacher", options.model_path, *STUDENT_STEPS
+            options, "distillation", options.start_path, seed, "--teacher", options.model_path, *STEPS[stage]
         )
         both = [judge_of.answers(open_model(folder).eval()) for folder in (alone, taught)]
         first, second = (sums | others for sums, others in both)
         return [Gain.of("a student: without a teacher, with one", seed, first, second)]
-    model = open_model(train(options, stage, options.model_path, seed)).eval()
+    model = open_model(train(options, stage, options.model_path, seed, *STEPS[stage])).eval()
     sums, others = judge_of.answers(model)
     gains = []
     if stage == "dpo":
@@ -215,9 +218,8 @@ def say(line: str) -> None:
 def main() -> None:
     """Entry point."""
     (options,) = parse_arguments(GainArguments, description=__doc__)
-    known = ("dpo", "grpo", "agent", "distillation")
-    if unknown := sorted(set(options.stages) - set(known)):
-        raise ValueError(f"--stages {' '.join(unknown)}: choose of {', '.join(known)}")
+    if unknown := sorted(set(options.stages) - set(STEPS)):
+        raise ValueError(f"--stages {' '.join(unknown)}: choose of {', '.join(STEPS)}")
     model_path = Path(options.model_path)
     judge_of, model = Judge(load_tokenizer(model_path), options.limit), open_model(model_path).eval()
     before = Before(*judge_of.answers(model), judge_of.preferences(model), judge_of.successes(model))

@@ -31,7 +31,7 @@ DEFAULTS = {
     "optimizer": "adamw",
     "learning_rate": 1e-4,
     "weight_decay": 0.0,
-    "schedule": "constant",
+    "min_lr_ratio": 0.0,  # at a constant 3e-4 sums went from 91 to 69 and 89 % right, from 1e-4 down to 0 to 93 %
     "log_interval": 5,
     "eval_interval": 25,
 }

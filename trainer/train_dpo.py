@@ -23,9 +23,12 @@ STAGE = Stage(
         "train_on": "last",
         "batch_size": 8,
         "optimizer": "adamw",
-        "learning_rate": 2e-5,
+        "epochs": 2,
+        "learning_rate": 6e-5,
         "weight_decay": 0.0,
         "min_lr_ratio": 0.0,
+        # Without it tool calls no longer end: what a rejected call shares with the chosen one is unlearned too.
+        "sft_weight": 0.5,
     },
     start_from=("full_sft",),
     sample_prompts=([{"role": "user", "content": "Who are you?"}], [{"role": "user", "content": "你是谁？"}]),
