@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from dataset.builtin.families.multi_step import MULTI_STEP
 from dataset.builtin.store import ensure_builtin_corpus
@@ -162,6 +163,7 @@ def train(options: GainArguments, entry: str, start: str, seed: int, *words: str
     command = [sys.executable, str(ROOT / "trainer" / f"train_{entry}.py"), "--from_weight", start, "--seed", str(seed)]
     command += ["--save_dir", str(folder), "--checkpoint_dir", str(folder / "checkpoints"), *words]
     command += ["--eval_interval", "0", "--eval_questions", "0", *shlex.split(options.more)]
+    say(f"{name or entry}, seed {seed}: running; see {folder / 'log.txt'}")
     started = time.monotonic()
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
@@ -217,6 +219,7 @@ def say(line: str) -> None:
 
 def main() -> None:
     """Entry point."""
+    logging.disable_progress_bar()
     (options,) = parse_arguments(GainArguments, description=__doc__)
     if unknown := sorted(set(options.stages) - set(STEPS)):
         raise ValueError(f"--stages {' '.join(unknown)}: choose of {', '.join(STEPS)}")
