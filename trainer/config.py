@@ -107,9 +107,12 @@ class DataArguments:
     loss_on: Literal["all", "assistant"] = flag("assistant", "which tokens of conversations are trained")
     train_on: Literal["all", "last"] = flag("all", "which assistant turns of a conversation are trained")
     reasoning: Literal["keep", "drop"] = flag("keep", "reasoning of the assistant; drop: left out")
-    thinking_mix: list[float] = dataclasses.field(
-        default_factory=lambda: [1.0, 0.0, 0.0],
-        metadata={"help": "shares of conversations with thinking left to the model, turned on, and turned off"},
+    thinking_mix: list[float] | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "shares of conversations with thinking left to the model, turned on, and turned off; by default "
+            "1 0 0, and 0.8 0.1 0.1 for fine-tuning on the embedded corpus"
+        },
     )
     text_as: Literal["file", "paragraph"] = flag("file", "a document in a .txt file: the whole file, or each paragraph")
     dedup: Literal[0, 1] = flag(0, "1: of training rows with the same content only the first is taken")

@@ -18,6 +18,8 @@ from trainer.config import ROOT, DataArguments, raise_problems
 from trainer.rollout_data import RolloutData
 
 BUILTIN_FOLDER = ROOT / "data" / "builtin"
+# Not for users' own data: of a few conversations that are repeated, each would be seen in one and the same mode alone.
+EMBEDDED_MIX = (0.8, 0.1, 0.1)
 
 Data = tuple[PackedDataset | StreamDataset, dict[str, PackedDataset]]
 Prompts = tuple[RolloutData, dict[str, PromptDataset]]
@@ -130,10 +132,10 @@ def _build(
     validation_kinds: dict[str, type[MixtureDataset]],
 ) -> Data:
     held_out = validation_paths is None
-    if problem := mix_problem(arguments.thinking_mix):
-        shares = " ".join(f"{share:g}" for share in arguments.thinking_mix)
-        raise ValueError(f"--thinking_mix {shares} {problem}")
-    mix = tuple(arguments.thinking_mix)
+    of_embedded = EMBEDDED_MIX if kind is SFTDataset and arguments.data_path is None else (1.0, 0.0, 0.0)
+    mix = tuple(arguments.thinking_mix or of_embedded)
+    if problem := mix_problem(mix):
+        raise ValueError(f"--thinking_mix {' '.join(f'{share:g}' for share in mix)} {problem}")
     rules = {"train_on": arguments.train_on, "reasoning": arguments.reasoning, "thinking_mix": mix}
     common = {"text_as": arguments.text_as, "strict": bool(arguments.strict), "seed": seed}
     stored = {"max_length": arguments.max_seq_len, "cache_dir": arguments.cache_dir} | rules | common

@@ -18,7 +18,6 @@ STAGE = Stage(
     defaults={
         "from_weight": "auto",
         "max_seq_len": 256,
-        "thinking_mix": [0.8, 0.1, 0.1],
         "batch_size": 16,
         "learning_rate": 4e-3,
         "min_lr_ratio": 0.0,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from scripts.measure_gains import Gain
-from tests.e2e.test_readme import ROOT
+from tests.e2e.test_readme import MY_REWARDS, ROOT
 from tests.trainer.helpers import tiny_model
 
 
@@ -28,15 +28,28 @@ def test_every_stage_is_measured(tokenizer, tmp_path):
         tiny_model(vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=2).save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
     words = ["--model_path", tmp_path / "full_sft_32", "--start_path", tmp_path / "mid_train_32", "--seeds", "1"]
-    words += ["--output", tmp_path / "gains", "--limit", "52", "--more", "--max_steps 1 --device cpu --dtype float32"]
+    words += ["--output", tmp_path / "gains", "--limit", "52"]
     command = [sys.executable, str(ROOT / "scripts/measure_gains.py"), *map(str, words)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
-    gains = json.loads(done.stdout.splitlines()[-1])
-    assert [gain["name"].partition(":")[0] for gain in gains] == ["dpo"] * 2 + ["grpo"] * 2 + ["agent"] * 2 + [
-        "a student"
+    (tmp_path / "brief.py").write_text(MY_REWARDS)
+    tiny = "--max_steps 1 --device cpu --dtype float32"
+    drawn = f"{tiny} --rewards {tmp_path}/brief.py:brief --overlong keep --rollout_prompts 4 --max_new_tokens 8"
+    found = []
+    for stages, more in ((["dpo", "distillation"], tiny), (["grpo", "agent"], drawn)):
+        done = subprocess.run(
+            [*command, "--stages", *stages, "--more", more], capture_output=True, text=True, timeout=400
+        )
+        assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+        found += json.loads(done.stdout.splitlines()[-1])
+    assert [gain["name"].partition(":")[0] for gain in found] == [
+        "dpo",
+        "dpo",
+        "a student",
+        "grpo",
+        "grpo",
+        "agent",
+        "agent",
     ]
-    for gain in gains:
+    for gain in found:
         assert 0 <= gain["after"] <= gain["paired"]["shared"] and gain["paired"]["missing"] == 0
     failing = subprocess.run([*command, "--stages", "dpo", "--more", "--beta -1"], capture_output=True, text=True)
     assert failing.returncode == 2 and "log.txt" in failing.stderr and "Traceback" not in failing.stderr

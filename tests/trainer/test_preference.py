@@ -246,10 +246,9 @@ def test_two_ranks_learn_from_pairs_as_one_does(tmp_path, tokenizer, more_pairs,
 
 
 def stage_flags(home, path, *more):
-    words = "--batch_size 2 --max_seq_len 96 --max_steps 6 --eval_iters 2 --dtype float32 --device cpu --log_interval 1 --sft_weight 0"
-    words += (
-        f" --save_interval 3 --save_dir {home}/out --cache_dir {home}/cache --learning_rate 0.001 --data_path {path}"
-    )
+    words = "--batch_size 2 --max_seq_len 96 --max_steps 6 --eval_iters 2 --dtype float32 --device cpu --log_interval 1"
+    words += f" --save_interval 3 --save_dir {home}/out --cache_dir {home}/cache --learning_rate 0.001 --sft_weight 0"
+    words += f" --data_path {path}"
     return [*words.split(), *map(str, more)]
 
 
