@@ -17,13 +17,7 @@ STAGE = Stage(
     description="Learn from a teacher's probabilities; --from_weight auto takes the mid-trained weights, else others.",
     build_data=build_sft_data,
     loss=language_model_loss,  # until the teacher is open
-    defaults={
-        "from_weight": "auto",
-        "max_seq_len": 256,
-        "batch_size": 16,
-        "learning_rate": 4e-3,
-        "min_lr_ratio": 0.0,
-    },
+    defaults={"from_weight": "auto", "max_seq_len": 256, "batch_size": 16, "learning_rate": 4e-3, "min_lr_ratio": 0.0},
     start_from=("mid_train", "pretrain"),
     sample_prompts=([{"role": "user", "content": "Who are you?"}], [{"role": "user", "content": "你是谁？"}]),
     flags=or_adapter(DistillationArguments),

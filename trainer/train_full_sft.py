@@ -15,13 +15,7 @@ STAGE = Stage(
     description="Fine-tune on conversations; --from_weight auto takes the mid-trained weights, else the pretrained.",
     build_data=build_sft_data,
     loss=language_model_loss,
-    defaults={
-        "from_weight": "auto",
-        "max_seq_len": 256,
-        "batch_size": 16,
-        "learning_rate": 4e-3,
-        "min_lr_ratio": 0.0,
-    },
+    defaults={"from_weight": "auto", "max_seq_len": 256, "batch_size": 16, "learning_rate": 4e-3, "min_lr_ratio": 0.0},
     start_from=("mid_train", "pretrain"),
     sample_prompts=([{"role": "user", "content": "Who are you?"}], [{"role": "user", "content": "你是谁？"}]),
 )

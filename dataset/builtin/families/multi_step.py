@@ -1,6 +1,6 @@
 """Questions that take several calls of tools: look two numbers up and add them.
 
-Fine-tuning shows sums of ages alone, in two phrasings. Of the other sums the fine-tuned model does 15 to 35 %, some
+Fine-tuning shows sums of ages alone, in two phrasings. Of the other sums the fine-tuned model does 40 and 22 %, some
 phrasings often and others never: that is what reinforcement learning with tools has to spread.
 """
 
