@@ -1,11 +1,12 @@
-# make quickstart: from nothing to a small model that answers, and a report. make test: the whole suite and the linter.
+# make quickstart: from nothing to a small model that answers, and a report. make quickstart-full: what comes after
+# fine-tuning too, on the quickstart's model. make test: the whole suite and the linter.
 # Needs Python 3.11 or newer and make. Nothing is installed again until a requirements file changes.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN := .venv/bin
 RUN := $(BIN)/python
 
-.PHONY: quickstart test clean
+.PHONY: quickstart quickstart-full test clean
 
 quickstart: .venv/installed
 	$(RUN) scripts/train_tokenizer.py
@@ -16,6 +17,18 @@ quickstart: .venv/installed
 	$(RUN) scripts/chat.py --temperature 0 --prompt "Who are you?"
 	$(RUN) scripts/chat.py --temperature 0 --prompt "你是谁？"
 	@echo "Talk to it: $(RUN) scripts/chat.py    Read how it went: out/report.html"
+
+quickstart-full: out/full_sft_256/config.json
+	$(RUN) trainer/train_dpo.py
+	$(RUN) trainer/train_grpo.py --max_steps 100
+	$(RUN) trainer/train_agent.py --max_steps 24
+	$(RUN) trainer/train_ppo.py --max_steps 20
+	$(RUN) trainer/train_distillation.py --max_steps 150
+	$(RUN) eval/report.py
+	$(RUN) scripts/chat.py --weight agent --temperature 0 --tools 1 --prompt "What do the phone numbers of Emma and Liam add up to?"
+
+out/full_sft_256/config.json:
+	$(MAKE) quickstart
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -262,6 +262,12 @@ def raise_problems(problems: Sequence[str]) -> None:
         raise ValueError(problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems))
 
 
+def changed_flags(arguments: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Those of a dataclass's flags by these names that have another value than their default."""
+    default, values = type(arguments)(), {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
+
+
 def output_problems(output: str | None, reads: Sequence[str] = ()) -> list[str]:
     """Why a file that `--output` names should not be written, so that it shows before the work and not after it.
 

@@ -14,12 +14,14 @@ from dataset.lm_dataset import (
 from dataset.stream import StreamDataset
 from dataset.tokenise import Say
 from dataset.units import UnitOptions, mix_problem
-from trainer.config import ROOT, DataArguments, raise_problems
+from trainer.config import ROOT, DataArguments, changed_flags, raise_problems
 from trainer.rollout_data import RolloutData
 
 BUILTIN_FOLDER = ROOT / "data" / "builtin"
 # Not for users' own data: of a few conversations that are repeated, each would be seen in one and the same mode alone.
 EMBEDDED_MIX = (0.8, 0.1, 0.1)
+OF_GIVEN_ANSWERS = ("streaming", "packing", "dedup", "loss_on", "train_on", "reasoning", "thinking_mix", "text_as")
+"""Flags without meaning where the model gives the answers itself."""
 
 Data = tuple[PackedDataset | StreamDataset, dict[str, PackedDataset]]
 Prompts = tuple[RolloutData, dict[str, PromptDataset]]
@@ -89,8 +91,8 @@ def build_tool_data(
 def _build_rollouts(
     arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, say: Say | None, with_tools: bool
 ) -> Prompts:
-    unfit = {"streaming": arguments.streaming, "packing": not arguments.packing, "dedup": arguments.dedup}
-    raise_problems([f"--{name} {getattr(arguments, name)} does not go with rollouts" for name in unfit if unfit[name]])
+    unfit = changed_flags(arguments, OF_GIVEN_ANSWERS)
+    raise_problems([f"--{name} {value} does not go with rollouts" for name, value in unfit.items()])
     train, validation = _paths(arguments, "rl.train", {"prompts": "rl.val"})
     common = {"max_length": arguments.max_seq_len, "strict": bool(arguments.strict)}
     part = "train" if validation is None else "all"

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from trainer.config import Settings, flag
+from trainer.config import Settings, changed_flags, flag
 from trainer.stage import Stage
 
 TARGETS = ("attention", "mlp", "experts")
@@ -48,9 +48,15 @@ def or_adapter(own: type) -> type:
         lora_rank: int = flag(0, "train an adapter of this rank (LoRA) in place of the weights; 0: the weights")
 
         def problems(self) -> list[str]:
+            if self.lora_rank > 0:
+                return [*own.problems(self), *LoraArguments.problems(self)]
             if self.lora_rank < 0:
                 return [*own.problems(self), f"--lora_rank {self.lora_rank} must not be negative"]
-            return [*own.problems(self), *(LoraArguments.problems(self) if self.lora_rank else ())]
+            idle = changed_flags(self, ("lora_alpha", "lora_dropout", "lora_targets", "merge"))
+            return [
+                *own.problems(self),
+                *(f"--{name} {idle[name]} is of an adapter: give --lora_rank" for name in idle),
+            ]
 
     Flags.__doc__, Flags.__name__ = own.__doc__, own.__name__
     return Flags

@@ -187,7 +187,7 @@ def test_both_readmes_have_the_same_commands():
     assert readme_commands("README.md") == readme_commands("README_zh.md")
 
 
-@pytest.mark.parametrize("target", ["quickstart", "test"])
+@pytest.mark.parametrize("target", ["quickstart", "quickstart-full", "test"])
 def test_make_targets_name_commands_that_exist(target):
     done = subprocess.run(["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,13 @@
-"""Models, prompts and rewards for tests of rollouts."""
+"""Models, prompts, rewards and runs for tests of rollouts."""
 
 import torch
 
+from dataset.lm_dataset import PromptDataset
 from tests.eval.helpers import write_rows
 from tests.model.helpers import tiny_model
+from tests.trainer.helpers import tiny_run, train, weights_of
+from trainer.policy import PolicyArguments, prepare_policy
+from trainer.rollout_data import RolloutData, log_rewards
 
 REWARD_FILE = '''
 def odd(reply, row):
@@ -44,6 +48,34 @@ def write_home(folder):
     write_rows(folder / "prompts.jsonl", rows)
     (folder / "rewards.py").write_text(REWARD_FILE)
     return folder
+
+
+def prompts_of(home, tokenizer):
+    """The prompts of a home."""
+    return PromptDataset(home / "prompts.jsonl", tokenizer, say=None)
+
+
+def run_of(home, tokenizer, folder, world=None, overrides=None, flags=(), model=None, **stage):
+    """A run on rollouts that is ready to train."""
+    prompts = prompts_of(home, tokenizer)
+    model = model or ending_model(tokenizer, **(overrides or {}))
+    flags = ["--max_seq_len", 64, "--batch_size", 2, "--epochs", 1, "--learning_rate", 0.003, *flags]
+    run = tiny_run(folder, RolloutData(prompts), world, model, {"prompts": prompts}, flags)
+    options = {"rewards": [f"{home}/rewards.py:odd"], "rollout_prompts": 8, "num_generations": 4, "max_new_tokens": 8}
+    run.settings.stage = PolicyArguments(**(options | stage))
+    run.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    run.evaluate, run.total_steps = log_rewards, run.estimate_total_steps()
+    prepare_policy(run, tokenizer)
+    return run
+
+
+def train_rollouts(world, folder, home, tokenizer, overrides, batch_size, stage, flags=(), model=None):
+    """Train a run to its end and judge it; returns its weights."""
+    flags = ["--batch_size", batch_size, "--max_steps", 6, *flags]
+    run = run_of(home, tokenizer, folder, world, overrides, flags, model, **stage)
+    train(run)
+    run.evaluate(run, None)
+    return weights_of(run)
 
 
 def stage_words(home, *more):

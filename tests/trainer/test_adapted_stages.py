@@ -76,5 +76,7 @@ def test_wrong_adapters_are_named_with_the_stages_own_mistakes(home):
     words = words_of(home, train_grpo.STAGE)
     with pytest.raises(ValueError, match=r"(?s)--clip_low 2 must lie.*--lora_alpha -1 must be above 0"):
         run_stage(train_grpo.STAGE, [*words, "--lora_rank", "4", "--lora_alpha", "-1", "--clip_low", "2"])
+    with pytest.raises(ValueError, match=r"(?s)--lora_alpha 32.0 is of an adapter: give --lora_rank.*--merge 1 is"):
+        run_stage(train_grpo.STAGE, [*words, "--lora_alpha", "32", "--merge", "1"])
     with pytest.raises(ValueError, match="--lora_rank -1 must not be negative"):
         run_stage(train_grpo.STAGE, [*words, "--lora_rank", "-1"])

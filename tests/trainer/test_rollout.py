@@ -13,19 +13,18 @@ from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from dataset.chat import render_messages, render_prompt
-from dataset.lm_dataset import PromptDataset
 from dataset.tools import TOOL_SCHEMAS
 from model.decoding import GeneratedReply
 from tests.eval.helpers import write_rows
-from tests.trainer.helpers import close, logged, run_ranks, tiny_run, train, weights_of
-from tests.trainer.rollouts import ending_model, stage_words, write_home
+from tests.trainer.helpers import close, logged, run_ranks, train, weights_of
+from tests.trainer.rollouts import ending_model, prompts_of, run_of, stage_words, train_rollouts, write_home
 from trainer.losses import StepContext
-from trainer.policy import PolicyArguments, group_advantages, prepare_policy
+from trainer.policy import group_advantages
 from trainer.results import save_model
 from trainer.reward_model import RewardModel
 from trainer.rewards import REWARDS, Reply, WeightedReward
 from trainer.rollout import Rollout, RolloutArguments, blocks_of, judge, play, sampler_of
-from trainer.rollout_data import RolloutData, draw, log_rewards
+from trainer.rollout_data import draw
 from trainer.stage import run_stage
 from trainer.train_grpo import STAGE
 
@@ -33,24 +32,6 @@ from trainer.train_grpo import STAGE
 @pytest.fixture
 def home(tmp_path):
     return write_home(tmp_path)
-
-
-def prompts_of(home, tokenizer):
-    return PromptDataset(home / "prompts.jsonl", tokenizer, say=None)
-
-
-def run_of(home, tokenizer, folder, world=None, overrides=None, flags=(), **stage):
-    """A run on rollouts that is ready to train."""
-    prompts = prompts_of(home, tokenizer)
-    model = ending_model(tokenizer, **(overrides or {}))
-    flags = ["--max_seq_len", 64, "--batch_size", 2, "--epochs", 1, "--learning_rate", 0.003, *flags]
-    run = tiny_run(folder, RolloutData(prompts), world, model, {"prompts": prompts}, flags)
-    options = {"rewards": [f"{home}/rewards.py:odd"], "rollout_prompts": 8, "num_generations": 4, "max_new_tokens": 8}
-    run.settings.stage = PolicyArguments(**(options | stage))
-    run.checkpoints.folder.mkdir(parents=True, exist_ok=True)
-    run.evaluate, run.total_steps = log_rewards, run.estimate_total_steps()
-    prepare_policy(run, tokenizer)
-    return run
 
 
 def naive_log_probs(model, rollout, temperature):
@@ -283,14 +264,6 @@ def test_the_first_step_has_ratio_one_and_no_divergence(home, tokenizer, loss_ty
         assert abs(divergence) / float(counts[0]) < tolerance
 
 
-def train_rollouts(world, folder, home, tokenizer, overrides, batch_size, stage, flags=()):
-    flags = ["--batch_size", batch_size, "--max_steps", 6, *flags]
-    run = run_of(home, tokenizer, folder, world, overrides, flags, **stage)
-    train(run)
-    run.evaluate(run, None)
-    return weights_of(run)
-
-
 @pytest.mark.parametrize(
     ("overrides", "stage", "flags"),
     [
@@ -382,6 +355,10 @@ def test_dynamic_sampling_takes_other_prompts_in_place_of_those_that_teach_nothi
         (["--max_new_tokens", 60], "--max_seq_len 64: the longest prompt has"),
         (["--accumulation_steps", 2], "--accumulation_steps 2: a step takes the micro-batches"),
         (["--packing", 0, "--dedup", 1], "--packing 0 does not go with rollouts"),
+        (
+            ["--train_on", "last", "--thinking_mix", 0, 0, 1],
+            r"(?s)--train_on last does.*--thinking_mix \[0.0, 0.0, 1.0\]",
+        ),
         (["--temperature", 0], "--temperature 0 must be above 0"),
         (["--top_p", 0.9], "unknown flag --top_p"),
         (["--num_mini_batches", 9], "--num_mini_batches 9 must be at most --rollout_prompts 4"),
