@@ -30,7 +30,7 @@ from trainer.config import flag
 from trainer.distributed import copy_of_model, model_hash
 from trainer.losses import Batch, StepContext, add_balance_loss, count_tokens
 from trainer.rollout import Rollout, RolloutArguments
-from trainer.rollout_data import Round, prepare_rollouts
+from trainer.rollout_data import Round, has_contrast, prepare_rollouts
 from trainer.run import Run
 
 PER_TOKEN = ("advantages", "behaviour", "reference")
@@ -55,6 +55,11 @@ class PolicyArguments(RolloutArguments):
         """The upper clip in force."""
         by_type = {"dapo": 0.28, "cispo": 4.0}
         return self.clip_high if self.clip_high is not None else by_type.get(self.loss_type, self.clip_low)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a term of the loss is a token, and not a rollout."""
+        return self.loss_type in ("dapo", "cispo")
 
     def problems(self) -> list[str]:
         """What is out of range, by flag."""
@@ -83,7 +88,7 @@ class PolicyLoss:
         A rollout whose tokens are all masked is a term too: it was drawn.
         """
         counts = count_tokens(batch)
-        if self.arguments.loss_type in ("grpo", "dr_grpo"):
+        if not self.arguments.counts_tokens:
             counts[0] = batch["document_ids"].amax(dim=1).sum()
         return counts
 
@@ -148,7 +153,7 @@ class PolicyLoss:
     def shares(self, drawn: Tensor, documents: Tensor) -> Tensor:
         """(rows, window) each token's share of a term, which is its rollout or itself; 0 where nothing was drawn."""
         weights = drawn.float()
-        if self.arguments.loss_type in ("dapo", "cispo"):
+        if self.arguments.counts_tokens:
             return weights
         # A row cannot hold more documents than slots, and asking how many there are would wait for a GPU.
         sizes = weights.new_zeros(len(weights), weights.shape[1] + 1).scatter_add(1, documents, weights)
@@ -188,10 +193,14 @@ def group_advantages(rewards: Tensor, scale: bool) -> Tensor:
 
 
 def annotate_groups(run: Run, groups: Sequence[Sequence[Rollout]], current: Round) -> None:
-    """Give each token of a round its rollout's advantage."""
+    """Give each token of a round its rollout's advantage, and say which rollouts teach nothing."""
     rewards = torch.tensor([[rollout.reward for rollout in group] for group in groups], dtype=torch.float64)
     advantages = group_advantages(rewards, scale=run.settings.stage.loss_type != "dr_grpo").flatten().numpy()
     current.values["advantages"] = np.repeat(advantages.astype(np.float32), current.lengths)
+    arguments, drawn = run.settings.stage, np.add.reduceat(current.drawn.astype(np.int64), current.starts)
+    if not arguments.beta and run.expert_loads is None:  # a divergence and the balance of experts teach at any reward
+        current.terms = drawn if arguments.counts_tokens else np.ones_like(drawn)
+        current.teaches = np.repeat([has_contrast(group) for group in groups], arguments.num_generations) & (drawn > 0)
 
 
 def starting_model(run: Run) -> MiniMindForCausalLM:

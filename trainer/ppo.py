@@ -180,7 +180,7 @@ class Annotator:
     @torch.no_grad()
     def ask(self, run: Run, current: Round) -> tuple[np.ndarray, np.ndarray]:
         """(tokens,) float64 each: values, and log-probabilities of the drawn tokens by the reference."""
-        rows = RolloutRows(current, np.arange(len(current.lengths)), run.settings.data.max_seq_len)
+        rows = RolloutRows(current, np.arange(len(current.lengths)), current.values, run.settings.data.max_seq_len)
         found = torch.zeros(2, len(current.ids), dtype=torch.float64)
         model = run.model
         was_training = model.training

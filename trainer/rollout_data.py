@@ -44,6 +44,8 @@ class Round:
         groups: (rollouts,) place of its prompt among the round's.
         rows: prompts of the epoch that the round consumed.
         step: how many of its steps have been handed out.
+        terms: (rollouts,) how many terms of the loss each is; None: none is left out.
+        teaches: (rollouts,) whether its gradient is anything but 0; the others are left out of the rows.
     """
 
     ids: np.ndarray
@@ -53,6 +55,8 @@ class Round:
     groups: np.ndarray
     rows: int
     step: int = 0
+    terms: np.ndarray | None = None
+    teaches: np.ndarray | None = None
 
     @property
     def starts(self) -> np.ndarray:
@@ -62,6 +66,19 @@ class Round:
     def parts(self, num_mini_batches: int) -> int:
         """Mini-batches that it is gone through in: a round of few prompts has fewer."""
         return min(num_mini_batches, int(self.groups[-1]) + 1)
+
+    def part(self, count: int, window: int) -> "RolloutRows":
+        """Rows of what the next step learns from, one of that many mini-batches.
+
+        Rollouts that teach nothing are left out, and the advantages of the others made smaller by as much as the terms
+        became fewer, by whose number the loss is divided: the same gradient from less, of tools from a tenth.
+        """
+        groups = np.array_split(np.arange(self.groups[-1] + 1), count)[self.step % count]
+        chosen, values = np.flatnonzero(np.isin(self.groups, groups)), self.values
+        if self.teaches is not None and 0 < len(taught := chosen[self.teaches[chosen]]) < len(chosen):
+            share = self.terms[taught].sum() / self.terms[chosen].sum()
+            chosen, values = taught, values | {"advantages": values["advantages"] * np.float32(share)}
+        return RolloutRows(self, chosen, values, window)
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[Rollout]], rows: int, masks_overlong: bool) -> "Round":
@@ -96,12 +113,12 @@ class Round:
 
 
 class RolloutRows(PackedDataset):
-    """Some rollouts of a round, packed. An item holds each of the round's values too, (window,)."""
+    """Some rollouts of a round, packed. An item holds each of the values of its tokens too, (window,)."""
 
-    def __init__(self, whole: Round, chosen: np.ndarray, window: int):
+    def __init__(self, whole: Round, chosen: np.ndarray, values: dict[str, np.ndarray], window: int):
         plan = pack_conversations(whole.lengths[chosen], window, whole.starts[chosen])
         super().__init__(whole.ids, whole.drawn, plan, 0, DataSummary())
-        self.values = whole.values
+        self.values = values
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Row `index`, or a fully masked one for `EMPTY_ROW` (-1)."""
@@ -196,11 +213,9 @@ class RolloutData:
 
     def micro_batches(self, run: Run, current: Round) -> list[Batch]:
         """This rank's micro-batches of the round's next step; each rank has equally many."""
-        arguments, optimization, world = run.settings.stage, run.settings.optimization, run.world
-        count = current.parts(arguments.num_mini_batches)
-        parts = np.array_split(np.arange(current.groups[-1] + 1), count)
-        chosen = np.flatnonzero(np.isin(current.groups, parts[current.step % count]))
-        rows = RolloutRows(current, chosen, run.settings.data.max_seq_len)
+        optimization, world = run.settings.optimization, run.world
+        count = current.parts(run.settings.stage.num_mini_batches)
+        rows = current.part(count, run.settings.data.max_seq_len)
         return [batch for batch, _ in rows.batches(optimization.batch_size, world.rank, world.size)]
 
     @torch.no_grad()

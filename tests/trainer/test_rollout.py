@@ -1,5 +1,6 @@
 """Rollouts: ids and log-probabilities are the sampler's own, tools are played to the end, rounds are cut and kept."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -165,7 +166,7 @@ def test_advantages_by_hand():
 
 
 def test_each_rollout_is_trained_as_often_as_asked_and_its_prompt_consumed_once(home, tokenizer):
-    run = run_of(home, tokenizer, home, num_mini_batches=2, num_iterations=3, rollout_prompts=10)
+    run = run_of(home, tokenizer, home, num_mini_batches=2, num_iterations=3, rollout_prompts=10, beta=0.05)
     assert run.total_steps == 3 * 6  # 24 prompts: 10, 10 and 4
     steps, seen = list(islice(run.train_data.steps(run), 6)), []
     assert [rows for _, rows in steps] == [0] * 5 + [10]
@@ -230,7 +231,7 @@ def test_a_reward_that_fails_on_one_rank_is_named_on_all(home, tokenizer):
 
 
 def test_masked_overlong_replies_teach_nothing_and_count(home, tokenizer):
-    run = run_of(home, tokenizer, home, overlong="mask", max_new_tokens=2)
+    run = run_of(home, tokenizer, home, overlong="mask", max_new_tokens=2, beta=0.05)
     batches, _ = next(run.train_data.steps(run))
     ends = tokenizer.eos_token_id
     trained = whole = 0
@@ -262,6 +263,31 @@ def test_the_first_step_has_ratio_one_and_no_divergence(home, tokenizer, loss_ty
             divergence += float(logs["divergence_sum"])
         assert ratio / float(counts[0]) == pytest.approx(1, abs=tolerance)
         assert abs(divergence) / float(counts[0]) < tolerance
+
+
+@pytest.mark.parametrize("overlong", ["zero", "mask"])
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "cispo"])
+def test_what_teaches_nothing_is_left_out_of_the_same_gradient(home, tokenizer, loss_type, overlong):
+    run = run_of(home, tokenizer, home, loss_type=loss_type, overlong=overlong, num_mini_batches=2, num_generations=2)
+    assert run.train_data.new_round(run)
+    current, found = run.train_data.round, []
+    assert current.rows == 8 and 0 < current.teaches.sum() < len(current.teaches) == 16
+    for current.step in range(2):
+        for left_out in (True, False):
+            whole = dataclasses.replace(current, teaches=current.teaches if left_out else None)
+            batches = run.train_data.micro_batches(run, whole)
+            counts, loss_sum = sum(run.count(batch) for batch in batches), 0.0
+            run.model.zero_grad()
+            for batch in batches:
+                loss, _, logs = run.loss(run.model, batch, StepContext(counts[0], counts[2]))
+                (loss / counts[0]).backward()
+                loss_sum += float(logs["loss_sum"] / counts[0])
+            gradients = {name: one.grad.clone() for name, one in run.model.named_parameters() if one.grad is not None}
+            found.append((loss_sum, float(counts[2]), gradients))
+        (loss, tokens, gradients), (expected, all_tokens, wanted) = found[-2:]
+        assert loss == pytest.approx(expected, abs=1e-6) and tokens < all_tokens and gradients.keys() == wanted.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-5 * float(wanted[name].abs().max()))
 
 
 @pytest.mark.parametrize(
