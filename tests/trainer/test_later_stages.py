@@ -1,4 +1,4 @@
-"""Preference, reinforcement and distillation with an adapter in place of the weights."""
+"""Preference, reinforcement and distillation: in half precision, and with an adapter in place of the weights."""
 
 import json
 import shutil
@@ -35,6 +35,36 @@ def words_of(home, stage):
     data = "pairs.jsonl" if stage.name == "dpo" else "prompts.jsonl"
     teacher = ["--teacher", f"{home}/out/full_sft_32"] if stage.name == "distillation" else []
     return [*words.split(), f"{home}/{data}", *teacher]
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "overrides"),
+    [
+        (train_dpo, "float16", {}),
+        (train_dpo, "bfloat16", {"use_moe": True}),
+        (train_distillation, "float16", {"use_moe": True}),
+        (train_distillation, "bfloat16", {}),
+        (train_ppo, "float16", {}),
+        (train_ppo, "bfloat16", {"use_moe": True}),
+    ],
+    ids=lambda value: value.STAGE.name if hasattr(value, "STAGE") else None,
+)
+def test_half_precision_trains_and_resumes_bit_for_bit(home, tokenizer, capsys, stage, dtype, overrides):
+    start = home / "out" / "full_sft_32"
+    shutil.rmtree(start)
+    save_model(ending_model(tokenizer, **overrides), tokenizer, start)
+    words = [*words_of(home, stage.STAGE), "--dtype", dtype, "--checkpoint_dir"]
+    folder = run_stage(stage.STAGE, [*words, str(home / "a")])
+    assert ("loss scaling" in capsys.readouterr().out) == (dtype == "float16")
+    before, after = load_file(start / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert before.keys() == after.keys() and all(torch.isfinite(after[name]).all() for name in after)
+    assert any(not torch.equal(before[name], after[name]) for name in after)
+    shutil.copytree(home / "a", home / "b")
+    (home / "b" / folder.name / "step-00000008.pth").unlink()
+    shutil.rmtree(folder)
+    run_stage(stage.STAGE, [*words, str(home / "b"), "--from_resume", "1"])
+    again = load_file(folder / "model.safetensors")
+    assert after.keys() == again.keys() and all(torch.equal(after[name], again[name]) for name in after)
 
 
 @pytest.mark.parametrize(
