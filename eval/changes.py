@@ -1,7 +1,6 @@
 """What each stage changed on the same questions, and what the last one still gets wrong, as markdown."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from eval.comparison import compare, replies_of
 from eval.markdown import cell, table
@@ -13,11 +12,13 @@ SURE = 0.01
 
 
 def changes(records: Sequence[RunRecord]) -> str:
-    """Each stage beside the one before it on the same questions: more than chance, or not; the families that fell."""
+    """Each run beside the one that it went on from, on the same questions: beyond chance or not, and what fell."""
     rows, fell = [], []
-    for before, after in pairwise(records):
-        if before.chain != after.chain or before.stage == after.stage:
-            continue  # another model, or a sibling
+    for after in records:
+        scored = [before for before in after.earlier if before in records]
+        if not scored:
+            continue
+        before = scored[-1]
         try:
             first, second = (replies_of(record.folder) for record in (before, after))
         except ValueError:  # an evaluation that left no replies

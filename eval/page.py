@@ -118,7 +118,7 @@ def _stages(records: Sequence[RunRecord]) -> str:
     header = ["stage", "documents", "chats", "tokens", "steps", "time", "tokens/s"]
     header += [f"bits per byte, {source}" for source in sources] + (["right answers"] if scored else [])
     rows = []
-    for before, record in zip([None, *records], records, strict=False):
+    for record in records:
         data = record.run.get("data", {}).get("train", {})
         row = [
             record.name,
@@ -129,7 +129,7 @@ def _stages(records: Sequence[RunRecord]) -> str:
             duration(record.seconds),
             f"{record.run.get('tokens_per_second', 0):,.0f}",
         ]
-        row += [_before_after(record, source, before) for source in sources]
+        row += [_before_after(record, source) for source in sources]
         if scored:
             scores = (record.evaluation or {}).get("scores")
             missing = "other questions" if record.other_questions else "-"
@@ -152,7 +152,7 @@ def _stages(records: Sequence[RunRecord]) -> str:
     return "\n\n".join(text)
 
 
-def _before_after(record: RunRecord, source: str, before: RunRecord | None) -> str:
+def _before_after(record: RunRecord, source: str) -> str:
     """Bits per byte before and after the stage; where it did not look at that source, by the evaluations of both."""
     points = record.validation_points(source)
     if points:
@@ -160,7 +160,7 @@ def _before_after(record: RunRecord, source: str, before: RunRecord | None) -> s
     value = _evaluated(record, source)
     if value is None:
         return "-"
-    earlier = _evaluated(before, source) if before is not None and before.chain == record.chain else None
+    earlier = _evaluated(record.earlier[-1], source) if record.earlier else None
     return f"{value:.3f}" if earlier is None else f"{earlier:.3f} → {value:.3f}"
 
 

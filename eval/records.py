@@ -21,7 +21,7 @@ class RunRecord:
         run: run.json.
         metrics: lines of metrics.jsonl, by step.
         evaluation: eval.json, or None.
-        earlier: the runs before it in the same chain, one of each stage.
+        earlier: the runs that its weights came through, the first ahead.
         other_questions: its evaluation asked others than the report's, so that its scores are left out.
     """
 
@@ -175,10 +175,27 @@ def _rank(record: RunRecord) -> int:
     return STAGE_ORDER.index(record.stage) if record.stage in STAGE_ORDER else len(STAGE_ORDER)
 
 
+def _ancestors(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs that a run's weights came through, the first ahead, as far as they are among these."""
+    found: list[RunRecord] = []
+    while start := record.run.get("started_from"):
+        path = Path(start)
+        name = path.parent.name if path.suffix == ".pth" else path.name  # checkpoints/NAME/best.pth is of NAME
+        by_name = [other for other in records if other.name == name and other not in (record, *found)]
+        if not by_name:
+            break
+        record = by_name[0]
+        found.insert(0, record)
+    return found
+
+
 def chain_records(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Set which runs lie before each on the common axis of tokens: the earlier stages of the same model."""
+    """Set which runs lie before each on the common axis of tokens: those whose weights it goes on from."""
     records = list(records)
     for record in records:
+        if "started_from" in record.run:
+            record.earlier = _ancestors(record, records)
+            continue  # below, a run of before that was noted: the earlier stages of the same model, by their names
         earlier = [other for other in records if other.chain == record.chain and _rank(other) < _rank(record)]
         # Two runs of one stage stand side by side, not behind each other.
         longest: dict[str, RunRecord] = {}

@@ -65,7 +65,7 @@ def open_source(arguments: ConvertArguments) -> tuple[MiniMindForCausalLM, PreTr
     if arguments.from_weight in ("none", "auto"):
         raise ValueError(f"--from_weight {arguments.from_weight}: name a stage, a model folder or a .pth file")
     source = resolve_from_weight(model_arguments, arguments.save_dir, ())
-    model, tokenizer, _ = init_model(model_arguments, arguments.save_dir, (), torch.device("cpu"), 1)
+    model, tokenizer, _ = init_model(model_arguments, source, torch.device("cpu"), 1)
     return model, tokenizer, source
 
 

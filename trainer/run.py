@@ -63,6 +63,7 @@ class Run:
     expert_loads: torch.Tensor | None = None
     saved_step: int = 0
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    started_from: str | None = None
     stop_asked: Callable[[], bool] = lambda: False
     sample: Callable[["Run"], None] = lambda run: None
     ask: Callable[["Run"], None] = lambda run: None

@@ -173,9 +173,8 @@ def assemble(
     """Everything that a run needs, in the order in which it can fail: cheap checks first."""
     optimization, options = settings.optimization, settings.run
     setup_seed(optimization.seed)
-    model, tokenizer, notes = weights.init_model(
-        settings.model, options.save_dir, stage.start_from, world.device, settings.data.max_seq_len
-    )
+    source = weights.resolve_from_weight(settings.model, options.save_dir, stage.start_from)
+    model, tokenizer, notes = weights.init_model(settings.model, source, world.device, settings.data.max_seq_len)
     folder = results.result_folder(options.save_dir, options.save_weight, model.config)
     results.check_result_folder(folder, model.config, stage.marker)
     if stage.adapt is not None:
@@ -222,6 +221,7 @@ def assemble(
         count=stage.count,
         expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": train_data.summary.fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer)},
+        started_from=None if source is None else str(source),
     )
     run.total_steps = run.estimate_total_steps()
     main_decides(lambda: check_room_for_all(run))
@@ -342,6 +342,7 @@ def describe_run(run: Run, stage: Stage, metrics: dict[str, Any]) -> dict[str, A
             "command": command_line(),
             "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
             "settings": run.settings.to_dict(),
+            "started_from": run.started_from,
             "model": results.describe_config(run.bare_model.config),
             "parameters": {"total": total, "active": active},
             "data": {"train": run.train_data.summary.to_dict()}

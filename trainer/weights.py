@@ -157,15 +157,16 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def init_model(
-    arguments: ModelArguments, save_dir: str, candidates: tuple[str, ...], device: torch.device, max_seq_len: int
+    arguments: ModelArguments, source: Path | None, device: torch.device, max_seq_len: int
 ) -> tuple[MiniMindForCausalLM, PreTrainedTokenizerBase, list[str]]:
     """The tokenizer and the float32 model that a run starts from, and notes on what was picked and why.
 
+    `source` is what `resolve_from_weight` found.
+
     Raises:
-        ValueError: weights that do not exist or do not fit the flags or the tokenizer.
+        ValueError: weights that do not fit the flags or the tokenizer.
     """
     transformers.utils.logging.disable_progress_bar()  # small models load and save in a moment
-    source = resolve_from_weight(arguments, save_dir, candidates)
     own_tokenizer = source is not None and source.is_dir() and (source / "tokenizer.json").is_file()
     tokenizer_path = arguments.tokenizer_path or (source if own_tokenizer else DEFAULT_TOKENIZER)
     tokenizer = load_tokenizer(tokenizer_path)

@@ -70,7 +70,7 @@ class Task:
         """What a peer takes from us: shape (our model), tokenizer, and the same pieces, each a row of its own."""
         settings = self.settings()
         settings.data.packing = 0
-        model, tokenizer, _ = init_model(settings.model, self.folder, (), torch.device("cpu"), self.window)
+        model, tokenizer, _ = init_model(settings.model, None, torch.device("cpu"), self.window)
         return model, tokenizer, self.stage().build_data(settings.data, tokenizer, SEED, None)
 
 

@@ -180,6 +180,25 @@ def test_a_page_of_an_empty_evaluation_still_builds(tmp_path):
     assert page.startswith("# How the training went") and "| pretrain_256 |" in page
 
 
+def test_a_run_stands_behind_those_whose_weights_it_went_on_from(tmp_path):
+    starts = {
+        "pretrain_256": None,
+        "mid_train_256": "/elsewhere/out/pretrain_256",
+        "full_sft_256": "checkpoints/mid_train_256/best.pth",
+        "distillation_256": "out/mid_train_256",
+        "dpo_256": "out/full_sft_256",
+        "agent_256": "out/grpo_256",
+        "again_256": "out/again_256",
+    }
+    for name, start in starts.items():
+        path = make_run(tmp_path / name, name.removesuffix("_256")) / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"started_from": start}))
+    earlier = {record.name: [other.name for other in record.earlier] for record in find_records(tmp_path)}
+    assert earlier["dpo_256"] == ["pretrain_256", "mid_train_256", "full_sft_256"]
+    assert earlier["distillation_256"] == ["pretrain_256", "mid_train_256"]
+    assert not earlier["pretrain_256"] and not earlier["agent_256"] and not earlier["again_256"]
+
+
 def test_changes_and_mistakes_come_from_the_replies(out):
     for stage, rights in (("pretrain", [1] * 20), ("mid_train", [1] * 8 + [0] * 12)):
         rows = [

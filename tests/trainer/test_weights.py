@@ -37,7 +37,9 @@ def save(folder, tokenizer, metrics=None, **overrides):
 
 
 def start(save_dir, candidates=(), **flags):
-    return weights.init_model(ModelArguments(**flags), str(save_dir), candidates, CPU, 64)
+    arguments = ModelArguments(**flags)
+    source = weights.resolve_from_weight(arguments, str(save_dir), candidates)
+    return weights.init_model(arguments, source, CPU, 64)
 
 
 def test_a_saved_folder_opens_here_and_in_transformers_with_equal_logits(tmp_path, tokenizer):
