@@ -20,8 +20,8 @@ quickstart: .venv/installed
 
 quickstart-full: out/full_sft_256/config.json
 	$(RUN) trainer/train_dpo.py
-	$(RUN) trainer/train_grpo.py --max_steps 100
-	$(RUN) trainer/train_agent.py --max_steps 24
+	$(RUN) trainer/train_grpo.py --max_steps 150
+	$(RUN) trainer/train_agent.py --max_steps 40
 	$(RUN) trainer/train_ppo.py --max_steps 20
 	$(RUN) trainer/train_distillation.py --max_steps 150
 	$(RUN) eval/report.py

@@ -45,8 +45,8 @@ ARITHMETIC = ("addition", "subtraction")
 TASKS = tuple(family.__name__ for family in MULTI_STEP)
 STEPS = {
     "dpo": (),
-    "grpo": ("--max_steps", "100"),
-    "agent": ("--max_steps", "24"),
+    "grpo": ("--max_steps", "150"),
+    "agent": ("--max_steps", "40"),
     "distillation": ("--max_steps", "150"),
 }
 
