@@ -16,7 +16,7 @@ from eval.questions import wilson_interval
 from eval.records import RunRecord
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
-STAGE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+STAGE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
 SOURCE_COLOURS = {"text": "#1f3b57", "chat": "#C8452B"}
 OTHER_COLOURS = ("#56B4E9", "#CC79A7", "#999999")
 CHAIN_STYLES = ("-", "--", ":", "-.")

@@ -34,7 +34,7 @@ def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
 
     Args:
         records: the runs, in order; see `eval.records.find_records`.
-        pictures: file names of "curves", "scores" and "experts", as far as they were drawn.
+        pictures: file names of "curves", "rewards", "scores" and "experts", as far as they were drawn.
     """
     scored = [record for record in records if record.family_scores]
     sections = [_totals(records), _samples(scored) if scored else "", _stages(records)]
@@ -43,6 +43,12 @@ def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
             f"![Validation bits per byte and training loss over all stages]({pictures['curves']})\n\n"
             "Above: bits per byte on held-out text and chats. Below: the training loss over the tokens that each stage "
             "learns from, so it jumps where the data changes."
+        )
+    if "rewards" in pictures:
+        sections.append(
+            f"## Rewards and preferences\n\n![Rewards and pairs told apart, by step]({pictures['rewards']})\n\n"
+            "What a stage is after whose loss says little: the mean reward of what the model draws itself, with chance "
+            "in it, and of its likeliest answers to held-out prompts; or in how many pairs the chosen side is likelier."
         )
     sections.append(_languages(records))
     if scored:

@@ -71,9 +71,15 @@ class RunRecord:
         """The user's own files; empty when it was trained on the embedded corpus."""
         return list(self.run.get("settings", {}).get("data", {}).get("data_path") or [])
 
+    def values(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) of a metric."""
+        return [(line["step"], line[key]) for line in self.metrics if isinstance(line.get(key), int | float)]
+
     @property
     def training_points(self) -> list[tuple[int, float]]:
-        """(tokens so far in the chain, training loss) of each progress line."""
+        """(tokens so far in the chain, training loss in nats per token) of each progress line."""
+        if self.values("rollout_reward") or self.values("preferred"):
+            return []  # its loss is something else
         return [
             (self.first_token + line["tokens"], line["loss"])
             for line in self.metrics
@@ -126,6 +132,7 @@ def load_record(folder: Path) -> RunRecord:
 def _use(record: RunRecord) -> None:
     """Look at everything that a report looks at, so that a damaged file is named by its folder."""
     numbers = [record.tokens, record.seconds, *itertools.chain(*record.training_points)]
+    numbers += itertools.chain(*record.values("rollout_reward"), *record.values("preferred"))
     for source in record.validation_sources:
         numbers += itertools.chain(*record.validation_points(source))
     for name in ("progress", "parameters", "environment", "settings", "model"):

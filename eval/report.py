@@ -24,6 +24,7 @@ from eval.experts import draw_experts
 from eval.page import build_page
 from eval.questions import Question, limit_questions, load_questions
 from eval.records import RunRecord, find_records
+from eval.rewarded import draw_rewards
 from eval.stages import (
     EMBEDDED_ROWS,
     builtin_loss_data,
@@ -133,6 +134,8 @@ def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:
         if comparable := comparable_scores(records):
             pictures["scores"] = "report_scores.png"
             draw_scores(comparable, out_dir / pictures["scores"])
+        if draw_rewards(records, out_dir / "report_rewards.png"):
+            pictures["rewards"] = "report_rewards.png"
         if draw_experts(records, out_dir / "report_experts.png"):
             pictures["experts"] = "report_experts.png"
         evaluated = [record for record in records if record.evaluation]

@@ -7,6 +7,7 @@ from matplotlib.image import imread
 from eval.experts import draw_experts, loads_of
 from eval.records import RunRecord, find_records
 from eval.report import write_report
+from eval.rewarded import draw_rewards
 from eval.web_page import to_html
 from tests.conftest import needs_browser
 from tests.eval.helpers import make_run
@@ -24,6 +25,22 @@ def test_loads_are_multiples_of_an_even_share(tmp_path):
     assert tokens == [100, 200, 300, 400] and shares.shape == (4, 2, 4)
     assert np.allclose(shares[-1, :, 0], 1.2) and np.allclose(shares.mean(-1), 1)
     assert loads_of(RunRecord(tmp_path, {}, [{"step": 1, "tokens": 5, "loss": 2.0}])) is None
+
+
+def test_rewards_are_drawn_only_where_there_are_any(tmp_path):
+    path = tmp_path / "rewards.png"
+    loss = [{"step": step, "tokens": step, "loss": 1.0} for step in range(3)]
+    assert not draw_rewards([RunRecord(tmp_path, {}, loss)], path) and not path.exists()
+    rewarded = RunRecord(
+        tmp_path / "grpo", {}, [line | {"rollout_reward": 0.5, "validation_reward": 0.6} for line in loss]
+    )
+    told_apart = RunRecord(tmp_path / "dpo", {}, [line | {"preferred": 0.5} for line in loss])
+    assert not rewarded.training_points and not told_apart.training_points, "their losses are no nats per token"
+    heights = []
+    for records in ([rewarded], [rewarded, told_apart, rewarded]):
+        assert draw_rewards(records, path)
+        heights.append(imread(path).shape[0])
+    assert heights[0] < heights[1], "two a row"
 
 
 def test_experts_are_drawn_only_where_there_are_any(tmp_path):
