@@ -35,6 +35,13 @@ def readme_commands(name: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.strip() and not line.startswith("#")]
 
 
+def make_commands(target: str) -> list[str]:
+    """The Python commands that a target of the Makefile runs, and those of the targets that it needs."""
+    done = subprocess.run(["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [line.removeprefix(".venv/bin/") for line in done.stdout.splitlines() if line.startswith(".venv/bin/python")]
+
+
 def is_run_here(command: str) -> bool:
     return not command.startswith(SETUP + MAKE)
 
@@ -138,13 +145,19 @@ def test_every_command_of_the_readme_runs(workspace):
         "COLUMNS": "120",
     }
     commands = [command for command in readme_commands("README.md") if is_run_here(command)]
-    assert len(commands) >= 15
+    commands = list(dict.fromkeys([*commands, *make_commands("quickstart-full")]))
+    assert len(commands) >= 60
     with contextlib.ExitStack() as running:
         run_all(commands, workspace, environment, running)
     for name in (
         "pretrain_32",
         "mid_train_32",
         "full_sft_32",
+        "dpo_32",
+        "grpo_32",
+        "agent_32",
+        "ppo_32",
+        "distillation_32",
         "my_base_32",
         "my_chat_32",
         "my_stream_32",
@@ -189,9 +202,7 @@ def test_both_readmes_have_the_same_commands():
 
 @pytest.mark.parametrize("target", ["quickstart", "quickstart-full", "test"])
 def test_make_targets_name_commands_that_exist(target):
-    done = subprocess.run(["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for script in re.findall(r"python (\w+/\w+\.py)", done.stdout):
+    for script in re.findall(r"python (\w+/\w+\.py)", "\n".join(make_commands(target))):
         assert (ROOT / script).is_file(), script
 
 
