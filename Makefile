@@ -18,7 +18,7 @@ quickstart: .venv/installed
 	$(RUN) scripts/chat.py --temperature 0 --prompt "你是谁？"
 	@echo "Talk to it: $(RUN) scripts/chat.py    Read how it went: out/report.html"
 
-quickstart-full: out/full_sft_256/config.json
+quickstart-full: .venv/installed $(if $(wildcard out/full_sft_*/config.json),,quickstart)
 	$(RUN) trainer/train_dpo.py
 	$(RUN) trainer/train_grpo.py --max_steps 150
 	$(RUN) trainer/train_agent.py --max_steps 40
@@ -26,9 +26,6 @@ quickstart-full: out/full_sft_256/config.json
 	$(RUN) trainer/train_distillation.py --max_steps 150
 	$(RUN) eval/report.py
 	$(RUN) scripts/chat.py --weight agent --temperature 0 --tools 1 --prompt "What do the phone numbers of Emma and Liam add up to?"
-
-out/full_sft_256/config.json:
-	$(MAKE) quickstart
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .

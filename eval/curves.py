@@ -16,7 +16,7 @@ from eval.questions import wilson_interval
 from eval.records import RunRecord
 
 # Okabe and Ito's palette: told apart by colour-blind readers too.
-STAGE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
+STAGE_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000", "#999999")
 SOURCE_COLOURS = {"text": "#1f3b57", "chat": "#C8452B"}
 OTHER_COLOURS = ("#56B4E9", "#CC79A7", "#999999")
 CHAIN_STYLES = ("-", "--", ":", "-.")
@@ -50,7 +50,7 @@ def draw_curves(records: Sequence[RunRecord], path: Path) -> None:
         _mark_stages(axes, records, with_names=axes is above)
     below.set_xlabel("tokens trained on, all stages together")
     below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tokens(value)))
-    end = max((record.first_token + record.tokens for record in records), default=1)
+    end = _road(records)[-1].first_token + _road(records)[-1].tokens
     below.set_xlim(-0.01 * end, 1.01 * end)
     figure.savefig(path, dpi=DOTS_PER_INCH)
 
@@ -63,6 +63,17 @@ def format_tokens(count: float) -> str:
     return f"{count:.0f}"
 
 
+def _road(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The longest way through these runs that has curves, its first stage ahead."""
+    drawn = [record for record in records if _is_drawn(record)] or records
+    last = max(drawn, key=lambda record: record.first_token + record.tokens)
+    return [*last.earlier, last]
+
+
+def _is_drawn(record: RunRecord) -> bool:
+    return bool(record.training_points or record.validation_sources)
+
+
 def _chains(records: Sequence[RunRecord]) -> dict[str, str]:
     """A line style for each chain of stages."""
     chains = list(dict.fromkeys(record.chain for record in records))
@@ -70,7 +81,7 @@ def _chains(records: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def _draw_validation(axes: Axes, records: Sequence[RunRecord]) -> None:
-    styles = _chains(records)
+    styles, road = _chains(records), _road(records)
     sources = list(dict.fromkeys(source for record in records for source in record.validation_sources))
     others = iter(OTHER_COLOURS * len(sources))
     for source in sorted(sources, reverse=True):
@@ -80,14 +91,16 @@ def _draw_validation(axes: Axes, records: Sequence[RunRecord]) -> None:
             points = record.validation_points(source)
             if not points:
                 continue
+            beside = record not in road and record.chain == road[-1].chain
             label = source if len(styles) == 1 else f"{source}, {record.chain}"
+            label += f", {record.stage}" * beside
             marker = "o" if len(points) < 40 else None
             axes.plot(
-                *zip(*points, strict=True), styles[record.chain], color=colour, marker=marker, markersize=3.5,
-                linewidth=1.8, label=None if label in labelled else f"validation {label}",
+                *zip(*points, strict=True), ":" if beside else styles[record.chain], color=colour, marker=marker,
+                markersize=3.5, linewidth=1.8, label=None if label in labelled else f"validation {label}",
             )  # fmt: skip
             labelled.add(label)
-            _note_last(axes, points, colour, below=source == "chat")
+            _note_last(axes, points, colour, below=(source == "chat") != beside)
     axes.set_ylabel("bits per byte")
     _scale(axes, [value for record in records for source in sources for _, value in record.validation_points(source)])
     if sources:
@@ -145,17 +158,16 @@ def smooth(values: Sequence[float], keep: float = 0.6) -> list[float]:
 
 
 def _mark_stages(axes: Axes, records: Sequence[RunRecord], with_names: bool) -> None:
-    """Shade every second stage of the longest chain and write the names above."""
-    chain = max(records, key=lambda record: record.first_token + record.tokens).chain
-    stages = {record.stage: record for record in records if record.chain == chain}
-    whole = max(record.first_token + record.tokens for record in stages.values())
-    for index, (stage, record) in enumerate(stages.items()):
+    """Shade every second stage of the longest way and write the names above."""
+    road = _road(records)
+    whole = road[-1].first_token + road[-1].tokens
+    for index, record in enumerate(road):
         start, end = record.first_token, record.first_token + record.tokens
         if index % 2 == 0:
             axes.axvspan(start, end, color="#000000", alpha=0.045, linewidth=0)
         if with_names and end - start > NARROW * whole:
             axes.text(
-                (start + end) / 2, 1.02, stage, transform=axes.get_xaxis_transform(), ha="center", va="bottom",
+                (start + end) / 2, 1.02, record.stage, transform=axes.get_xaxis_transform(), ha="center", va="bottom",
                 fontsize=11, fontweight="bold", color=GREY,
             )  # fmt: skip
 

@@ -47,8 +47,9 @@ def build_page(records: Sequence[RunRecord], pictures: dict[str, str]) -> str:
     if "rewards" in pictures:
         sections.append(
             f"## Rewards and preferences\n\n![Rewards and pairs told apart, by step]({pictures['rewards']})\n\n"
-            "What a stage is after whose loss says little: the mean reward of what the model draws itself, with chance "
-            "in it, and of its likeliest answers to held-out prompts; or in how many pairs the chosen side is likelier."
+            "Of stages whose loss says little, what they aim at: the mean reward of what the model draws itself, with "
+            "chance in it, and of its likeliest answers to held-out prompts; or in how many pairs the chosen side is "
+            "likelier. Their tokens are those learned from, and their tokens/s have the time to draw in them."
         )
     sections.append(_languages(records))
     if scored:

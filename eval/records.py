@@ -81,7 +81,7 @@ class RunRecord:
         if self.values("rollout_reward") or self.values("preferred"):
             return []  # its loss is something else
         return [
-            (self.first_token + line["tokens"], line["loss"])
+            (self.first_token + line["tokens"], line.get("cross_entropy", line["loss"]))  # of distillation, a part
             for line in self.metrics
             if "loss" in line and "tokens" in line
         ]
@@ -132,7 +132,9 @@ def load_record(folder: Path) -> RunRecord:
 def _use(record: RunRecord) -> None:
     """Look at everything that a report looks at, so that a damaged file is named by its folder."""
     numbers = [record.tokens, record.seconds, *itertools.chain(*record.training_points)]
-    numbers += itertools.chain(*record.values("rollout_reward"), *record.values("preferred"))
+    for name in ("rollout_reward", "validation_reward", "preferred", "validation_preferred"):
+        numbers += itertools.chain(*record.values(name))
+    Path(record.run.get("started_from") or "")
     for source in record.validation_sources:
         numbers += itertools.chain(*record.validation_points(source))
     for name in ("progress", "parameters", "environment", "settings", "model"):
@@ -182,32 +184,45 @@ def _rank(record: RunRecord) -> int:
     return STAGE_ORDER.index(record.stage) if record.stage in STAGE_ORDER else len(STAGE_ORDER)
 
 
-def _ancestors(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs that a run's weights came through, the first ahead, as far as they are among these."""
-    found: list[RunRecord] = []
-    while start := record.run.get("started_from"):
-        path = Path(start)
-        name = path.parent.name if path.suffix == ".pth" else path.name  # checkpoints/NAME/best.pth is of NAME
-        by_name = [other for other in records if other.name == name and other not in (record, *found)]
-        if not by_name:
-            break
-        record = by_name[0]
-        found.insert(0, record)
-    return found
-
-
 def chain_records(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Set which runs lie before each on the common axis of tokens: those whose weights it goes on from."""
+    """Set which runs lie before each on the common axis of tokens: those that its weights came through."""
     records = list(records)
     for record in records:
-        if "started_from" in record.run:
-            record.earlier = _ancestors(record, records)
-            continue  # below, a run of before that was noted: the earlier stages of the same model, by their names
-        earlier = [other for other in records if other.chain == record.chain and _rank(other) < _rank(record)]
-        # Two runs of one stage stand side by side, not behind each other.
-        longest: dict[str, RunRecord] = {}
-        for other in earlier:
+        record.earlier = _ancestors(record, records)
+    return records
+
+
+def _ancestors(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs of `records` that a run's weights came through, the first ahead."""
+    found: list[RunRecord] = []
+    current, seen = record, set()
+    while "started_from" in current.run:
+        start, beside = current.run["started_from"], current.folder
+        if start is None:
+            return found
+        path = Path(start)
+        path = beside.parent / path.parent.name if path.suffix == ".pth" else path  # checkpoints/NAME/best.pth
+        named = [other for other in records if other.name == path.name and other not in (record, *found)]
+        # The very folder, or after a move the one beside it.
+        named.sort(key=lambda other: (other.folder.resolve() != path.resolve(), other.folder.parent != beside.parent))
+        if named:
+            current = named[0]
+            found.insert(0, current)
+            continue
+        folders = [folder for folder in (path, beside.parent / path.name) if (folder / "run.json").is_file()]
+        if not folders or folders[0].resolve() in seen:
+            return found
+        seen.add(folders[0].resolve())
+        current = RunRecord(folders[0], json.loads((folders[0] / "run.json").read_text(encoding="utf-8")))
+    return [*(one for one in _earlier_by_name(current, records) if one not in (record, *found)), *found]
+
+
+def _earlier_by_name(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """What lies before a run that does not say what it went on from: the earlier stages of the same model."""
+    # Two runs of one stage stand side by side, not behind each other.
+    longest: dict[str, RunRecord] = {}
+    for other in records:
+        if other.chain == record.chain and _rank(other) < _rank(record):
             if other.stage not in longest or other.tokens > longest[other.stage].tokens:
                 longest[other.stage] = other
-        record.earlier = list(longest.values())
-    return records
+    return list(longest.values())

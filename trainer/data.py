@@ -92,6 +92,8 @@ def _build_rollouts(
     arguments: DataArguments, tokenizer: PreTrainedTokenizerBase, say: Say | None, with_tools: bool
 ) -> Prompts:
     unfit = changed_flags(arguments, OF_GIVEN_ANSWERS)
+    if unfit.get("thinking_mix") == [1, 0, 0]:
+        del unfit["thinking_mix"]
     raise_problems([f"--{name} {value} does not go with rollouts" for name, value in unfit.items()])
     train, validation = _paths(arguments, "rl.train", {"prompts": "rl.val"})
     common = {"max_length": arguments.max_seq_len, "strict": bool(arguments.strict)}

@@ -222,6 +222,7 @@ def save_checkpoint(run: Run) -> None:
         "settings": run.settings.to_dict(),
         "config": shape_fields(run.bare_model.config),
         "fingerprints": run.fingerprints,
+        "started_from": run.started_from,
         "tracker_id": run.tracker.run_id,
     }
     state = map_tensors(state, lambda tensor: copy_of_whole(tensor, keep=run.world.is_main))

@@ -223,6 +223,7 @@ def restore(run: Run, state: dict[str, Any]) -> None:
     run.progress = Progress(**{name: value for name, value in state["progress"].items() if name in known})
     run.saved_step = run.progress.step
     run.tracker.run_id = state.get("tracker_id")
+    run.started_from = state.get("started_from", run.started_from)  # what auto finds now may be newer
     if isinstance(run.train_data, StreamDataset):
         run.train_data.start(run.world.rank, run.world.size, state["stream"])
     if isinstance(run.train_data, RolloutData):

@@ -62,8 +62,8 @@ class RolloutArguments:
     num_iterations: int = flag(1, "times that it is gone through")
     target_kl: float = flag(
         0.0,
-        "a round ends early once its mean divergence from the sampler is above this, and more rounds make up for its "
-        "steps; 0: never",
+        "a round ends early once what is learned from diverges by more than this from the sampler, as a mean, and more "
+        "rounds make up for its steps; 0: never",
     )
     temperature: float = flag(1.0, "of the sampling; the log-probabilities that are trained are those at it")
     max_new_tokens: int = flag(64, "longest reply")

@@ -221,7 +221,7 @@ def assemble(
         count=stage.count,
         expert_loads=equal_expert_loads(model.config, world.device),
         fingerprints={"data": train_data.summary.fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer)},
-        started_from=None if source is None else str(source),
+        started_from=None if source is None else str(source.resolve()),
     )
     run.total_steps = run.estimate_total_steps()
     main_decides(lambda: check_room_for_all(run))

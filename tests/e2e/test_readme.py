@@ -145,7 +145,7 @@ def test_every_command_of_the_readme_runs(workspace):
         "COLUMNS": "120",
     }
     commands = [command for command in readme_commands("README.md") if is_run_here(command)]
-    commands = list(dict.fromkeys([*commands, *make_commands("quickstart-full")]))
+    commands = list(dict.fromkeys([*commands, *make_commands("quickstart"), *make_commands("quickstart-full")]))
     assert len(commands) >= 60
     with contextlib.ExitStack() as running:
         run_all(commands, workspace, environment, running)
@@ -202,7 +202,9 @@ def test_both_readmes_have_the_same_commands():
 
 @pytest.mark.parametrize("target", ["quickstart", "quickstart-full", "test"])
 def test_make_targets_name_commands_that_exist(target):
-    for script in re.findall(r"python (\w+/\w+\.py)", "\n".join(make_commands(target))):
+    scripts = re.findall(r"python (\w+/\w+\.py)", "\n".join(make_commands(target)))
+    assert scripts or target == "test"
+    for script in scripts:
         assert (ROOT / script).is_file(), script
 
 

@@ -189,6 +189,8 @@ def test_a_run_stands_behind_those_whose_weights_it_went_on_from(tmp_path):
         "dpo_256": "out/full_sft_256",
         "agent_256": "out/grpo_256",
         "again_256": "out/again_256",
+        "ppo_256": "out/lora_256",
+        "lora_256": "out/ppo_256",
     }
     for name, start in starts.items():
         path = make_run(tmp_path / name, name.removesuffix("_256")) / "run.json"
@@ -197,6 +199,26 @@ def test_a_run_stands_behind_those_whose_weights_it_went_on_from(tmp_path):
     assert earlier["dpo_256"] == ["pretrain_256", "mid_train_256", "full_sft_256"]
     assert earlier["distillation_256"] == ["pretrain_256", "mid_train_256"]
     assert not earlier["pretrain_256"] and not earlier["agent_256"] and not earlier["again_256"]
+    assert earlier["ppo_256"] == ["lora_256"] and earlier["lora_256"] == ["ppo_256"], "trained in a circle"
+    some = find_records(tmp_path, ["pretrain_256", "full_sft_256", "dpo_256"])
+    assert [one.name for one in some[-1].earlier] == ["pretrain_256", "full_sft_256"], "past one that is not asked for"
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders_and_old_ones_by_their_names(tmp_path):
+    for side in ("a", "b"):
+        for name, start in (("pretrain_256", None), ("full_sft_256", "/gone/out/pretrain_256")):
+            path = make_run(tmp_path / side / name, name.removesuffix("_256")) / "run.json"
+            if side == "b" and start:
+                start = str(tmp_path / "a" / "pretrain_256")
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"started_from": start}))
+    paths = [str(tmp_path / side / name) for side in "ba" for name in ("pretrain_256", "full_sft_256")]
+    records = find_records(tmp_path, paths)
+    assert [one.earlier[0].folder.parent.name for one in records if one.earlier] == ["a", "a"]
+    old = make_run(tmp_path / "c" / "pretrain_256", "pretrain")
+    make_run(tmp_path / "c" / "full_sft_256", "full_sft")
+    path = make_run(tmp_path / "c" / "dpo_256", "dpo") / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"started_from": str(old.parent / "full_sft_256")}))
+    assert [one.name for one in find_records(old.parent)[-1].earlier] == ["pretrain_256", "full_sft_256"]
 
 
 def test_changes_and_mistakes_come_from_the_replies(out):
