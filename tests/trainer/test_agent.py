@@ -84,7 +84,8 @@ def test_two_ranks_learn_as_one_does(home, tokenizer, calling, overrides):
 
 def test_the_stage_resumes_in_the_middle_of_a_round_bit_for_bit(home, tokenizer, calling):
     save_model(calling(), tokenizer, home / "out" / "full_sft_32")
-    words = stage_words(home, "--checkpoint_dir", home / "a", "--max_seq_len", 512, "--max_new_tokens", 40)
+    words = [*stage_words(home, "--checkpoint_dir", home / "a"), "--max_seq_len", "512", "--max_new_tokens", "40"]
+    words += ["--beta", "0", "--learning_rate", "3e-4"]
     words = [word.replace(f"{home}/rewards.py:odd", "success") for word in words]
     straight = run_stage(STAGE, words)
     first = load_file(straight / "model.safetensors")
@@ -97,3 +98,6 @@ def test_the_stage_resumes_in_the_middle_of_a_round_bit_for_bit(home, tokenizer,
     records = [[json.loads(line) for line in (home / name / "agent_32" / "metrics.jsonl").open()] for name in "ab"]
     calls = [[(r["step"], r["rollout_tool_calls"]) for r in part if "rollout_tool_calls" in r] for part in records]
     assert calls[0] == calls[1] and calls[0]
+    saved = torch.load(home / "a" / "agent_32" / "step-00000006.pth", weights_only=True)
+    teaches = saved["stream"]["teaches"]
+    assert 0 < teaches.sum() < len(teaches), "some rollouts of the round that was resumed teach nothing"

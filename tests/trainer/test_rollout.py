@@ -265,6 +265,20 @@ def test_the_first_step_has_ratio_one_and_no_divergence(home, tokenizer, loss_ty
         assert abs(divergence) / float(counts[0]) < tolerance
 
 
+def test_nothing_is_left_out_where_all_rollouts_teach(home, tokenizer):
+    for overrides, stage in (({"use_moe": True}, {}), ({}, {"beta": 0.1})):
+        run = run_of(home, tokenizer, home, overrides=overrides, **stage)
+        assert run.train_data.new_round(run) and run.train_data.round.teaches is None
+    run = run_of(home, tokenizer, home)
+    assert run.train_data.new_round(run)
+    current = run.train_data.round
+    current.teaches[:] = False
+    rows = current.part(1, 64)
+    assert sum(int(row["document_ids"].max()) for row in (rows[index] for index in range(len(rows)))) == 32
+    values = np.concatenate([rows[index]["advantages"].numpy() for index in range(len(rows))])
+    assert set(values) <= {0.0, *current.values["advantages"]}, "as they are, if no rollout of a step teaches"
+
+
 @pytest.mark.parametrize("overlong", ["zero", "mask"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "cispo"])
 def test_what_teaches_nothing_is_left_out_of_the_same_gradient(home, tokenizer, loss_type, overlong):
