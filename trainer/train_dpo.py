@@ -23,8 +23,9 @@ STAGE = Stage(
         "train_on": "last",
         "batch_size": 8,
         "optimizer": "adamw",
-        "epochs": 2,
-        "learning_rate": 6e-5,
+        # At 6e-5 in half the epochs as much is learned, and 0.2 % of other questions are lost (0.1 to 0.4).
+        "epochs": 4,
+        "learning_rate": 2.5e-5,
         "weight_decay": 0.0,
         "min_lr_ratio": 0.0,
         # Without it, by the time most pairs are preferred rightly, tool calls no longer end (5 % of others lost):
