@@ -50,7 +50,8 @@ def draw_curves(records: Sequence[RunRecord], path: Path) -> None:
         _mark_stages(axes, records, with_names=axes is above)
     below.set_xlabel("tokens trained on, all stages together")
     below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tokens(value)))
-    end = _road(records)[-1].first_token + _road(records)[-1].tokens
+    last = _road(records)[-1]
+    end = last.first_token + last.tokens
     below.set_xlim(-0.01 * end, 1.01 * end)
     figure.savefig(path, dpi=DOTS_PER_INCH)
 
@@ -65,13 +66,9 @@ def format_tokens(count: float) -> str:
 
 def _road(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The longest way through these runs that has curves, its first stage ahead."""
-    drawn = [record for record in records if _is_drawn(record)] or records
+    drawn = [record for record in records if record.has_curves] or records
     last = max(drawn, key=lambda record: record.first_token + record.tokens)
     return [*last.earlier, last]
-
-
-def _is_drawn(record: RunRecord) -> bool:
-    return bool(record.training_points or record.validation_sources)
 
 
 def _chains(records: Sequence[RunRecord]) -> dict[str, str]:

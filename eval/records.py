@@ -86,6 +86,11 @@ class RunRecord:
             if "loss" in line and "tokens" in line
         ]
 
+    @property
+    def has_curves(self) -> bool:
+        """Whether there is a loss to draw over tokens."""
+        return bool(self.training_points or self.validation_sources)
+
     def validation_points(self, source: str) -> list[tuple[int, float]]:
         """(tokens so far in the chain, bits per byte) of each evaluation on one validation source."""
         key = f"validation_bpb_{source}"

@@ -128,7 +128,7 @@ def write_report(records: Sequence[RunRecord], out_dir: Path) -> Path:
     pictures = {}
     page = out_dir / "report.md"
     try:
-        if any(record.training_points or record.validation_sources for record in records):
+        if any(record.has_curves for record in records):
             pictures["curves"] = "report_curves.png"
             draw_curves(records, out_dir / pictures["curves"])
         if comparable := comparable_scores(records):
