@@ -25,7 +25,7 @@ quickstart-full: .venv/installed $(if $(wildcard out/full_sft_*/config.json),,qu
 	$(RUN) trainer/train_ppo.py --max_steps 20
 	$(RUN) trainer/train_distillation.py --max_steps 150
 	$(RUN) eval/report.py
-	$(RUN) scripts/chat.py --weight agent --temperature 0 --tools 1 --prompt "What do the phone numbers of Emma and Frank add up to?"
+	$(RUN) scripts/chat.py --weight agent --temperature 0 --tools 1 --prompt "What is the sum of the phone numbers of Ella and Robin?"
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -139,7 +139,7 @@ def _use(record: RunRecord) -> None:
     numbers = [record.tokens, record.seconds, *itertools.chain(*record.training_points)]
     for name in ("rollout_reward", "validation_reward", "preferred", "validation_preferred"):
         numbers += itertools.chain(*record.values(name))
-    Path(record.run.get("started_from") or "")
+    Path(record.run.get("started_from") or "")  # a TypeError unless it is a path
     for source in record.validation_sources:
         numbers += itertools.chain(*record.validation_points(source))
     for name in ("progress", "parameters", "environment", "settings", "model"):
