@@ -37,6 +37,9 @@ DEFAULTS = {
 }
 """Of a stage that learns from rollouts."""
 
+SAMPLE_PROMPTS = tuple([{"role": "user", "content": text}] for text in ("What is 47 plus 38?", "81减26是多少？"))
+"""Answered as such a stage goes: sums of two digits like the embedded corpus's, which has neither."""
+
 Sampler = Callable[[list[list[int]], list[str]], list[GeneratedReply]]
 """(prompts, what the noise of each depends on) -> replies with their log-probabilities, in order.
 

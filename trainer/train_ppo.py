@@ -9,7 +9,7 @@ from trainer.config import user_errors
 from trainer.data import build_prompt_data
 from trainer.lora_flags import adapted, or_adapter
 from trainer.ppo import PPOArguments, PPOLoss, add_critic, prepare_ppo, remove_critic
-from trainer.rollout import DEFAULTS
+from trainer.rollout import DEFAULTS, SAMPLE_PROMPTS
 from trainer.rollout_data import log_rewards
 from trainer.stage import Stage, run_stage
 
@@ -20,10 +20,7 @@ STAGE = Stage(
     loss=PPOLoss(PPOArguments()),
     defaults=DEFAULTS,
     start_from=("dpo", "full_sft"),
-    sample_prompts=(
-        [{"role": "user", "content": "What is 12 plus 7?"}],
-        [{"role": "user", "content": "31减4是多少？"}],
-    ),
+    sample_prompts=SAMPLE_PROMPTS,
     flags=or_adapter(PPOArguments),
     variant=adapted,
     adapt=add_critic,
