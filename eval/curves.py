@@ -97,17 +97,18 @@ def _draw_validation(axes: Axes, records: Sequence[RunRecord]) -> None:
                 markersize=3.5, linewidth=1.8, label=None if label in labelled else f"validation {label}",
             )  # fmt: skip
             labelled.add(label)
-            _note_last(axes, points, colour, below=(source == "chat") != beside)
+            offset = (7, -12) if beside else (-2, -15 if source == "chat" else 7)  # clear of the curve that falls there
+            _note_last(axes, points, colour, offset)
     axes.set_ylabel("bits per byte")
     _scale(axes, [value for record in records for source in sources for _, value in record.validation_points(source)])
     if sources:
         axes.legend(frameon=False, loc="upper right", fontsize=10)
 
 
-def _note_last(axes: Axes, points: list[tuple[int, float]], colour: str, below: bool) -> None:
-    """Write the last value beside its point."""
-    style = {"textcoords": "offset points", "ha": "right", "fontsize": 10, "color": colour}
-    axes.annotate(f"{points[-1][1]:.2g}", points[-1], xytext=(-2, -15 if below else 7), **style)
+def _note_last(axes: Axes, points: list[tuple[int, float]], colour: str, offset: tuple[int, int]) -> None:
+    """Write the last value at a distance from its point, in points of 1/72 inch, away from it."""
+    style = {"textcoords": "offset points", "ha": "left" if offset[0] > 0 else "right", "fontsize": 10}
+    axes.annotate(f"{points[-1][1]:.2g}", points[-1], xytext=offset, color=colour, **style)
 
 
 def _scale(axes: Axes, values: list[float]) -> None:

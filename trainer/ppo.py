@@ -46,7 +46,6 @@ class PPOArguments(RolloutArguments):
     gamma: float = flag(1.0, "how much a later reward counts, a token")
     gae_lambda: float = flag(0.95, "how much an advantage looks beyond the next value")
     beta: float = flag(0.0, "divergence from the starting weights, taken off each token's reward; 0: no reference")
-    num_iterations: int = flag(4, "times that a rollout is gone through")
 
     def problems(self) -> list[str]:
         """What is out of range, by flag."""
@@ -152,6 +151,17 @@ def generalised_advantages(rewards: np.ndarray, values: np.ndarray, gamma: float
     return advantages
 
 
+@torch.no_grad()
+def begin_at_mean(critic: Critic, rollouts: Sequence[Rollout]) -> None:
+    """Let a critic that has learned nothing yet foresee the mean reward of its first round.
+
+    From 0 it would find the last tokens of every reply better than the first ones until it has learned what rewards are
+    like. (In 20 steps, 4 a round, held-out sums went from 91 to 84 % right so, to 87 % from the mean.)
+    """
+    if not critic.bias.any() and not critic.weight.any():
+        critic.bias.fill_(float(np.mean([rollout.reward for rollout in rollouts])))
+
+
 @dataclasses.dataclass
 class Annotator:
     """Gives a round its values, returns and advantages; see `RolloutData.annotate`."""
@@ -161,19 +171,22 @@ class Annotator:
     def __call__(self, run: Run, groups: Sequence[Sequence[Rollout]], current: Round) -> None:
         """Ask the critic, and the reference if there is one, about all tokens; all ranks together."""
         arguments = run.settings.stage
+        rollouts = [rollout for group in groups for rollout in group]
+        begin_at_mean(run.bare_model.critic, rollouts)
         values, reference = self.ask(run, current)
         rewards = np.zeros(len(values))
         if self.reference is not None:
             rewards -= arguments.beta * (current.values["behaviour"] - reference) * current.drawn
         advantages, returns = np.zeros_like(values), np.zeros_like(values)
-        rollouts = [rollout for group in groups for rollout in group]
         for start, length, rollout in zip(current.starts, current.lengths, rollouts, strict=True):
             drawn = start + np.flatnonzero(rollout.drawn[:length])
             rewards[drawn[-1]] += rollout.reward
             found = generalised_advantages(rewards[drawn], values[drawn], arguments.gamma, arguments.gae_lambda)
             advantages[drawn], returns[drawn] = found, found + values[drawn]
         taken = advantages[current.drawn]
-        advantages = np.where(current.drawn, (advantages - taken.mean()) / (taken.std() + 1e-8), 0)
+        # All foreseen, such as the same reward for every reply: what is left is rounding (1e-7), which teaches nothing.
+        scale = 1 / taken.std() if taken.std() > 1e-5 else 0.0
+        advantages = np.where(current.drawn, (advantages - taken.mean()) * scale, 0)
         new = {"advantages": advantages, "returns": returns, "values": values}
         current.values |= {name: value.astype(np.float32) for name, value in new.items()}
 

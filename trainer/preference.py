@@ -151,16 +151,17 @@ def prepare_preference(run: Run, _tokenizer: PreTrainedTokenizerBase) -> list[st
     notes = []
     weights = model_hash(run.bare_model)
     run.fingerprints["reference"] = weights
-    for name, data in {"training": run.train_data, **run.validation_data}.items():
+    validation = {f"validation {name}": data for name, data in run.validation_data.items()}
+    for name, data in {"training pairs": run.train_data, **validation}.items():
         path = reference_path(run, data, weights)
         values = main_decides(lambda path=path, data=data: load_reference(path, data))
         if values is None:
-            run.tracker.say(f"reference: log-probabilities of {len(data):,} rows of {name} pairs, once …")
+            run.tracker.say(f"reference: log-probabilities of {len(data):,} rows of {name}, once …")
             values = compute_reference(run, data)
             main_decides(lambda path=path, values=values: save_reference(path, values))
-            notes.append(f"reference: log-probabilities of the {name} pairs computed, kept in {path}")
+            notes.append(f"reference: log-probabilities of the {name} computed, kept in {path}")
         else:
-            notes.append(f"reference: log-probabilities of the {name} pairs from {path}")
+            notes.append(f"reference: log-probabilities of the {name} from {path}")
         data.reference = values
     return notes
 

@@ -16,7 +16,7 @@ from tests.trainer.helpers import close, logged, run_ranks, tiny_run, train, wei
 from tests.trainer.rollouts import ending_model, stage_words, write_home
 from trainer.losses import StepContext, count_tokens
 from trainer.policy import PolicyArguments, prepare_policy
-from trainer.ppo import Critic, PPOArguments, PPOLoss, add_critic, generalised_advantages, prepare_ppo
+from trainer.ppo import PPOArguments, PPOLoss, add_critic, generalised_advantages, prepare_ppo
 from trainer.results import save_model
 from trainer.rollout_data import RolloutData, log_rewards
 from trainer.stage import run_stage
@@ -184,7 +184,8 @@ def test_a_round_has_the_advantages_of_its_rollouts(home, tokenizer):
 
 
 def train_ppo(world, folder, home, tokenizer, overrides, batch_size, stage):
-    run = ppo_run(home, tokenizer, folder, world, overrides, ["--batch_size", batch_size, "--max_steps", 6], **stage)
+    flags = ["--batch_size", batch_size, "--max_steps", 6]
+    run = ppo_run(home, tokenizer, folder, world, overrides, flags, **stage)
     train(run)
     run.evaluate(run, None)
     return weights_of(run)
@@ -256,11 +257,28 @@ def test_what_is_rewarded_is_learned_and_the_critic_learns_to_foresee_it(home, t
     assert sum(losses[-8:]) / 8 < 0.5 * sum(losses[:2]) / 2
 
 
-def test_values_begin_at_zero():
-    model = tiny_model(0)
-    assert (Critic(32, None)(torch.randn(2, 5, 32), {}) == 0).all()
-    add_critic(model, SimpleNamespace(stage=PPOArguments(critic="shared")))
-    assert model.critic.backbone is None
+def test_a_new_critic_foresees_the_mean_reward_of_its_first_round(home, tokenizer):
+    run = ppo_run(home, tokenizer, home, flags=["--epochs", 1], num_iterations=1)
+    critic = run.bare_model.critic
+    assert not critic.weight.any() and not critic.bias.any()
+    steps = run.train_data.steps(run)
+    next(steps)
+    mean = logged(run, "rollout_reward")[1]
+    current = run.train_data.unfinished[2]
+    values = current.values["values"][current.drawn]
+    assert 0 < mean < 1 and critic.bias.item() == pytest.approx(mean, abs=1e-6) and np.allclose(values, mean)
+    with torch.no_grad():
+        critic.bias.fill_(3.0)  # as if it had learned
+    run.progress.step += 1
+    next(steps)
+    assert critic.bias.item() == 3.0, "later rounds leave it alone"
+
+
+def test_a_round_whose_rewards_are_all_the_same_teaches_nothing(home, tokenizer):
+    (home / "same.py").write_text("def same(reply, row):\n    return 0.7\n")
+    run = ppo_run(home, tokenizer, home, rewards=[f"{home}/same.py:same"], overlong="keep")
+    next(run.train_data.steps(run))
+    assert not run.train_data.unfinished[2].values["advantages"].any()
 
 
 @pytest.mark.parametrize(
