@@ -140,6 +140,8 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         if isinstance(item, torch.Tensor):
             # A tied head and embedding are two objects with one memory: they must stay one in a file.
             here = item.to_local() if hasattr(item, "to_local") else item  # a share of a tensor has no memory itself
+            if not here.numel():  # as on a rank that holds none of a tensor of few rows: all such have one address, 0
+                return change(item)
             place = (here.data_ptr(), item.dtype, tuple(item.shape), item.stride())
             if place not in changed:
                 changed[place] = change(item)
