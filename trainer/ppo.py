@@ -4,7 +4,8 @@ With r_k the reward of a rollout's k-th drawn token (its reward at the last one,
 at each) and V_k the critic's value of what stood before that token,
     delta_k = r_k + gamma V_k+1 - V_k        A_k = delta_k + gamma lambda A_k+1        (V and A are 0 behind the last)
 are its advantages (Schulman et al. 2016, arXiv:1506.02438, eq. 16), and R_k = A_k + V_k what the critic should have
-said. A round's advantages are shifted and scaled to mean 0 and deviation 1. A token's loss is
+said. V begins at the first round's mean reward. A round's advantages are shifted and scaled to mean 0 and deviation 1,
+unless all was foreseen. A token's loss is
     -min(ratio A, clip(ratio) A) + value_weight / 2 max((V - R)^2, (V_clipped - R)^2).
 """
 
@@ -67,7 +68,7 @@ class Critic(nn.Module):
     def __init__(self, size: int, backbone: MiniMindModel | None) -> None:
         super().__init__()
         self.backbone = backbone
-        self.weight = nn.Parameter(torch.zeros(size))  # so that all values begin at 0
+        self.weight = nn.Parameter(torch.zeros(size))  # so that all values begin alike, see `begin_at_mean`
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
