@@ -139,7 +139,7 @@ class OptimizationArguments:
     learning_rate: float = flag(5e-3, "peak learning rate (of Muon, or of AdamW alone)")
     embedding_learning_rate: float | None = flag(
         None,
-        "peak learning rate of AdamW for embeddings, norms and router beside Muon; by default that of --learning_rate",
+        "peak learning rate of AdamW beside Muon for embeddings and norms (routers: a tenth); default: --learning_rate",
     )
     weight_decay: float = flag(0.1, "decay of matrices; embeddings and norms have none")
     grad_clip: float = flag(1.0, "largest norm of the gradient; 0: no clipping")

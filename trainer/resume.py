@@ -117,10 +117,17 @@ def problem_with(run: Run, state: Any) -> str | None:
         name = next(name for name in [*shapes, *saved_shapes] if shapes.get(name) != saved_shapes.get(name))
         return f"the model has another shape ({name}: {shapes.get(name)} here, {saved_shapes.get(name)} there)"
     for optimizer, saved in zip(run.optimizers, state["optimizers"], strict=True):
+        if group_sizes(optimizer.param_groups) != group_sizes(saved["param_groups"]):
+            return "its optimizer groups the parameters otherwise (experts: written by an earlier version of this code)"
         for parameter, values in zip(parameters_of(optimizer), map(saved["state"].get, _indices(saved)), strict=True):
             if any(value.dim() and value.shape != parameter.shape for value in tensors_of(values)):
                 return "the optimizer's state has another shape"
     return None
+
+
+def group_sizes(groups: list[dict[str, Any]]) -> list[int]:
+    """How many parameters each group of an optimizer has, or of its saved state."""
+    return [len(group["params"]) for group in groups]
 
 
 def _indices(saved: dict[str, Any]) -> list[int]:

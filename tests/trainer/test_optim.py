@@ -37,7 +37,9 @@ def test_muon_has_the_matrices_and_adamw_the_rest_each_once():
         "model.layers.1.mlp.gate.weight",
     }
     assert sum(group.parameters for group in table) == sum(parameter.numel() for parameter in model.parameters())
-    assert (muon.param_groups[0]["peak_lr"], adamw.param_groups[0]["peak_lr"]) == (5e-3, 1e-3)
+    assert [group["peak_lr"] for group in (*muon.param_groups, *adamw.param_groups)] == [5e-3, 1e-3, 1e-3 / 10]
+    (_, alone), _ = build_optimizers(tiny(), "muon", 5e-3, 0.1, 1e-3)
+    assert [group["peak_lr"] for group in alone.param_groups] == [1e-3], "a dense model has no routers"
 
 
 def test_only_matrices_decay():
@@ -47,6 +49,11 @@ def test_only_matrices_decay():
         for parameter in group["params"]:
             name = next(name for name, other in model.named_parameters() if other is parameter)
             assert group["weight_decay"] == (0.1 if is_hidden_matrix(name, parameter) else 0.0), name
+
+
+def test_adamw_alone_has_one_learning_rate():
+    (adamw,), _ = build_optimizers(tiny(use_moe=True, num_experts=4, num_experts_per_tok=2), "adamw", 1e-3, 0.1)
+    assert {group["peak_lr"] for group in adamw.param_groups} == {1e-3}
 
 
 def test_a_frozen_parameter_is_left_out():

@@ -76,6 +76,13 @@ def other_moments(path):
     save_atomically(state, path)
 
 
+def other_groups(path):
+    state = load_verified(path)
+    first = state["optimizers"][0]["param_groups"][0]
+    state["optimizers"][0]["param_groups"].append(first | {"params": [first["params"].pop()]})
+    save_atomically(state, path)
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -88,6 +95,7 @@ def other_moments(path):
         (code, "holds more than tensors and plain values"),
         (other_shape, r"the model has another shape \(model.norm.weight: \(32,\) here, \(33,\) there\)"),
         (other_moments, "the optimizer's state has another shape"),
+        (other_groups, "its optimizer groups the parameters otherwise"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
