@@ -136,7 +136,7 @@ class OptimizationArguments:
     batch_size: int = flag(16, "rows in a micro-batch of one process")
     accumulation_steps: int = flag(1, "micro-batches in an optimizer step")
     optimizer: Literal["muon", "adamw"] = flag("muon", "muon: Muon for the matrices and AdamW for the rest")
-    learning_rate: float = flag(5e-3, "peak learning rate (of Muon, or of AdamW alone)")
+    learning_rate: float = flag(5e-3, "peak learning rate of Muon (experts' gate and up: half), or of AdamW alone")
     embedding_learning_rate: float | None = flag(
         None,
         "peak learning rate of AdamW beside Muon for embeddings and norms (routers: a tenth); default: --learning_rate",

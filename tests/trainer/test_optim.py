@@ -37,9 +37,14 @@ def test_muon_has_the_matrices_and_adamw_the_rest_each_once():
         "model.layers.1.mlp.gate.weight",
     }
     assert sum(group.parameters for group in table) == sum(parameter.numel() for parameter in model.parameters())
-    assert [group["peak_lr"] for group in (*muon.param_groups, *adamw.param_groups)] == [5e-3, 1e-3, 1e-3 / 10]
-    (_, alone), _ = build_optimizers(tiny(), "muon", 5e-3, 0.1, 1e-3)
-    assert [group["peak_lr"] for group in alone.param_groups] == [1e-3], "a dense model has no routers"
+    assert [group["peak_lr"] for group in muon.param_groups] == [5e-3, 5e-3 / 2]
+    assert [group["peak_lr"] for group in adamw.param_groups] == [1e-3, 1e-3 / 10]
+    slower = matrices[-len(muon.param_groups[1]["params"]) :]
+    assert len(slower) == 2 * 4 * 2, "gate and up of each expert"
+    assert all(".experts." in name and "down_proj" not in name for name in slower)
+    dense, _ = build_optimizers(tiny(), "muon", 5e-3, 0.1, 1e-3)
+    rates = [[group["peak_lr"] for group in optimizer.param_groups] for optimizer in dense]
+    assert rates == [[5e-3], [1e-3]], "a dense model has neither experts nor routers"
 
 
 def test_only_matrices_decay():
