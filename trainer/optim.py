@@ -12,8 +12,9 @@ ADAM_BETAS = (0.9, 0.95)
 # Of AdamW's rate beside Muon. At the whole rate, 5e-3, one step moves a router's logits by 2 at width 512: after 300
 # steps the first of two experts had over 0.9 of the weight for 65 % of the tokens, so most of the second was wasted.
 ROUTER_SHARE = 0.1
-# Of Muon's rate, for experts' gate and up projections. An expert sees a quarter of the tokens, and what it adds is
-# weighted by about a half, so its down projection keeps the whole rate. `mini`, 300 steps: validation loss FILL.
+# Of Muon's rate, for experts' gate and up projections. Validation loss at `mini` after 300 steps of 4,080 tokens: dense
+# 2.2244, experts at the whole rate 2.2263, gate and up at half 2.2194, all three at half 2.2306; another seed: dense
+# 2.1820, gate and up at half 2.1527. (Two experts' weights sum to 1, which halves what each down projection adds.)
 EXPERT_SHARE = 0.5
 
 
